@@ -1,0 +1,100 @@
+// Tokenizer: byte-level BPE between text and token ids, from a Hugging Face tokenizer.json or from GGUF metadata.
+//
+// Loading refuses by name every component that is not implemented exactly; nothing is approximated. Immutable after
+// loading; every method is thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/status.h"
+
+namespace temper::text {
+
+// The tokenizer.ggml.* metadata of a GGUF file.
+struct GgufTokenizer {
+  std::string model;                 // "gpt2" = byte-level BPE; other kinds are refused
+  std::string pre;                   // which pre-tokenizer: smollm, llama-bpe, qwen2, gpt-2, default, deepseek-v3, …
+  std::vector<std::string> tokens;
+  std::vector<int32_t> token_types;  // 1 normal, 3 control (special), 4 user-defined, 5 unused, 6 byte; empty = all normal
+  std::vector<std::string> merges;   // "a b"
+  std::optional<int32_t> bos, eos, unk, pad, eot;
+  bool add_bos = false;
+  bool add_eos = false;
+  std::string chat_template;
+};
+
+struct EncodeOptions {
+  bool add_special = false;   // apply the post-processor (BOS and kin)
+  bool parse_special = true;  // special tokens in the text become their ids; false: they are ordinary text
+};
+
+struct AddedToken {
+  int32_t id = 0;
+  std::string content;
+  bool special = false;
+  bool normalized = false;
+  bool lstrip = false;
+  bool rstrip = false;
+  bool single_word = false;
+};
+
+class Tokenizer {
+ public:
+  // `tokenizer_json` is the text of the file. Errors: InvalidArgument naming the component.
+  static Result<Tokenizer> FromJson(std::string_view tokenizer_json);
+  static Result<Tokenizer> FromGguf(const GgufTokenizer& gguf);
+
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+  ~Tokenizer();
+
+  // Invalid UTF-8 in `text` is read as U+FFFD, one per maximal bad part. `dropped_bytes`, when given, grows by the bytes the
+  // vocabulary has no token for, which are left out as Hugging Face does.
+  std::vector<int32_t> Encode(std::string_view text, const EncodeOptions& options = {}, size_t* dropped_bytes = nullptr) const;
+
+  // Ids without a token (padding of the model's vocabulary) give nothing. Invalid UTF-8 gives one U+FFFD per maximal bad part.
+  std::string Decode(std::span<const int32_t> ids, bool skip_special = false) const;
+
+  // The raw bytes of one token, possibly part of a code point; empty for an id without a token.
+  std::string_view TokenBytes(int32_t id) const;
+  bool HasToken(int32_t id) const;
+  bool IsSpecial(int32_t id) const;
+  // The id of a token by its content as written in the vocabulary (for added tokens: their text).
+  std::optional<int32_t> TokenId(std::string_view token) const;
+  // One past the largest id.
+  int32_t size() const;
+  const std::vector<AddedToken>& added_tokens() const;
+
+  // The same tokenizer as the text of a tokenizer.json that Hugging Face libraries load.
+  std::string ToJson() const;
+
+ private:
+  struct Impl;
+  explicit Tokenizer(std::unique_ptr<const Impl> impl);
+  std::unique_ptr<const Impl> impl_;
+};
+
+// Text of a token stream, never splitting a code point: the concatenation of all Append results and Finish equals
+// Decode of all ids, however the ids were cut. One stream; not thread-safe; `tokenizer` must outlive it.
+class StreamDecoder {
+ public:
+  explicit StreamDecoder(const Tokenizer& tokenizer, bool skip_special = false)
+      : tokenizer_(tokenizer), skip_special_(skip_special) {}
+  // The text that became certain with `ids`; holds back at most 3 bytes.
+  std::string Append(std::span<const int32_t> ids);
+  // What was held back, as U+FFFD if it never became a code point.
+  std::string Finish();
+
+ private:
+  const Tokenizer& tokenizer_;
+  bool skip_special_;
+  std::string held_;
+};
+
+}  // namespace temper::text
