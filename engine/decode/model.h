@@ -1,0 +1,41 @@
+// What the Decoder asks of a model: one mixed batch of decode rows and prompt chunks over KV pages. Two implementations: the
+// engine's PagedForward (paged_model.h), and a small deterministic one in the scheduler's property tests.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace temper::engine {
+
+class ComputeWeights;
+
+// Tokens of one sequence at positions start … start + tokens.size() - 1. `pages` covers positions 0 … of the sequence in
+// pages of 64; keys and values of the tokens are written to their pages, those before `start` are read.
+struct StepRow {
+  std::span<const int32_t> tokens;
+  int64_t start = 0;
+  std::span<const int32_t> pages;
+  bool want_logits = false;       // logits after the last token
+  float inv_temperature = 1.0f;   // multiplies the logits
+};
+
+struct StepLogits {
+  std::span<const float> logits;  // [vocab], times inv_temperature; empty when not wanted. Valid until the next Run
+  float log_sum_exp = 0.0f;       // the engine's RowLogSumExp of `logits`
+};
+
+class StepModel {
+ public:
+  virtual ~StepModel() = default;
+  virtual int vocab() const = 0;
+  virtual int max_positions() const = 0;
+  virtual int pages() const = 0;  // of 64 positions
+  // Later runs read these weights. Between two runs only; the model keeps them alive.
+  virtual void SetWeights(std::shared_ptr<const ComputeWeights> weights) = 0;
+  // One entry of `out` a row, in the same order. A row's result depends on that row alone.
+  virtual void Run(std::span<const StepRow> rows, std::vector<StepLogits>* out) = 0;
+};
+
+}  // namespace temper::engine

@@ -1,0 +1,55 @@
+// Radix cache of KV pages: which full pages of 64 positions already hold the keys and values of a token prefix at a version.
+//
+// A node is one full page: its key is (version, the 64 tokens, the parent node). Pages are reference counted: a running
+// sequence holds every page it reads; a page with no holder stays cached until it is evicted, least recently used leaf
+// first. Only page numbers live here, never memory: the KvPool owns that. Single-threaded; the Decoder owns it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/decode/types.h"
+
+namespace temper::engine {
+
+class RadixCache {
+ public:
+  static constexpr int kPageTokens = 64;
+
+  // Manages page numbers 0 … pages-1, all free at first.
+  explicit RadixCache(int pages);
+  ~RadixCache();
+  RadixCache(const RadixCache&) = delete;
+  RadixCache& operator=(const RadixCache&) = delete;
+
+  // The longest cached prefix of `tokens` made of full pages; takes one reference on each. Never covers the last token:
+  // at least one token is left to run, since its logits are needed.
+  std::vector<int32_t> Match(const Version& version, std::span<const int32_t> tokens);
+
+  // A free page with one reference, evicting if needed. -1 when every page is referenced.
+  int32_t Allocate();
+
+  // Enters a filled page as the child of `path` (the pages before it, all entered). When an equal page is already there, the
+  // caller's reference moves to that one and `page` becomes free; the returned number is the page to use from now on.
+  int32_t Insert(const Version& version, std::span<const int32_t> path, std::span<const int32_t> page_tokens, int32_t page);
+
+  void Release(int32_t page);
+
+  // Forgets every cached page of versions other than `version`: unreferenced ones become free now, referenced ones when released.
+  void DropOtherVersions(const Version& version);
+
+  int free_pages() const;       // free now
+  int available_pages() const;  // free, or cached and evictable
+  int total_pages() const;
+
+  // Aborts when a count does not balance; for tests and debug builds. O(pages).
+  void CheckInvariants() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace temper::engine

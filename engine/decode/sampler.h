@@ -1,0 +1,39 @@
+// Draws one token from a row of logits and gives the logprob under the distribution actually sampled.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/status.h"
+#include "engine/decode/types.h"
+
+namespace temper::engine {
+
+struct Draw {
+  int32_t token = 0;
+  float logprob = 0.0f;
+};
+
+// Refuses values out of range with the name of the field (kInvalidArgument).
+Status CheckSampling(const Sampling& sampling);
+
+// Scratch memory of the sampler, reused over steps. One per thread.
+class Sampler {
+ public:
+  // `logits` [V] are already multiplied by InvTemperature(temperature) (by the head's tiles), `log_sum_exp` is the engine's
+  // RowLogSumExp of them, `uniform` lies in [0, 1). The draw inverts the cumulative distribution in order of token id, with
+  // prefix sums over fixed tiles of the vocabulary (kTile), so it is a pure function of its arguments on every machine.
+  // Without truncation logprob = logits[token] - log_sum_exp, the very subtraction that training performs.
+  Draw Sample(std::span<const float> logits, float log_sum_exp, const Sampling& sampling, double uniform);
+
+  static constexpr int kTile = 256;
+
+ private:
+  Draw SampleKept(std::span<const float> logits, const Sampling& sampling, double uniform);
+  std::vector<float> weights_;
+  std::vector<double> tiles_;
+  std::vector<int32_t> order_;
+};
+
+}  // namespace temper::engine

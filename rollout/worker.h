@@ -1,0 +1,75 @@
+// The rollout worker: one engine thread that runs a Decoder, fed by a bounded queue of requests.
+//
+// Problem: many callers stream tokens while weights change under them. Idea: one thread owns the decoder; requests and
+// cancels reach it through a bounded queue, weights through a WeightSource that it asks between two steps; chunks leave by the
+// callers' callbacks. Idle, the thread spins shortly and then sleeps on the queue.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/status.h"
+#include "engine/decode/decoder.h"
+#include "engine/decode/types.h"
+#include "rollout/client.h"
+
+namespace temper::engine {
+class ComputeWeights;
+struct ModelConfig;
+}  // namespace temper::engine
+
+namespace temper::rollout {
+
+// Makes the model when the first weights tell its configuration.
+struct WorkerOptions {
+  std::string cpu = "auto";          // auto | avx2 | avx512 | amx
+  int threads = 0;                   // 0 = the cores of the machine
+  int max_batch = 64;
+  int queue_max = 4096;              // requests waiting or running; beyond: kResourceExhausted
+  uint64_t kv_bytes = 0;             // memory for keys and values; 0 = enough for max_batch full sequences, at most 1 GiB
+  engine::InFlight in_flight = engine::InFlight::kRetract;
+};
+
+// Weights for the worker, asked by the engine thread between two steps. The weightsync Subscriber is one; a fixed model is another.
+class WeightSource {
+ public:
+  struct Weights {
+    std::shared_ptr<const engine::ComputeWeights> weights;  // holds its mapping
+    engine::Version version;
+  };
+  virtual ~WeightSource() = default;
+  // New weights to swap to now, if any. Must be cheap: asked every step.
+  virtual std::optional<Weights> TakeSwap() = 0;
+  // The worker now serves `version`: every later step reads it and no former weights are read any more.
+  virtual void Swapped(const engine::Version& version) = 0;
+  // False: do not run a step now (fenced until the publisher has been heard again).
+  virtual bool MayServe() = 0;
+  // `wake` is called from any thread when one of the answers above has changed.
+  virtual void SetWake(std::function<void()> wake) = 0;
+};
+
+class Worker : public RolloutClient {
+ public:
+  // `source` must outlive the worker.
+  static Result<std::unique_ptr<Worker>> Start(const WorkerOptions& options, WeightSource* source);
+  ~Worker() override;
+
+  std::unique_ptr<Call> Generate(GenerateRequest request, Callbacks callbacks) override;
+
+  // Ends every call with kUnavailable, joins the engine thread. Idempotent.
+  void Stop();
+
+  // tokens_sampled, prefill_tokens, prompt_tokens, cached_tokens, steps, batch_mean, tokens_per_s, running, waiting,
+  // version_epoch, version_step, swaps, free_pages, total_pages.
+  std::map<std::string, double> Metrics() const;
+
+ private:
+  struct State;
+  explicit Worker(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace temper::rollout

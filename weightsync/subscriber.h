@@ -1,0 +1,64 @@
+// The worker's end of weight sync: stages each offered version (maps it read-only, verifies its digest) beside the one that is
+// served, and hands it to the engine between two steps.
+//
+// Threads: one of its own for the control calls and the verification; TakeSwap, Swapped, MayServe from the engine thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/status.h"
+#include "weightsync/types.h"
+
+namespace temper::engine {
+class ComputeWeights;
+}
+
+namespace temper::weightsync {
+
+struct SubscriberOptions {
+  std::string publisher_address;  // gRPC address of the trainer
+  std::string worker;             // name, the same after a restart
+  uint64_t incarnation = 1;       // rises at each start of the worker
+  int64_t retry_ms = 100;         // between attempts while the publisher is away
+  // Fault points for tests: called with a private copy of the staged bytes before verification (corrupt_staged: the version
+  // must be refused), or after it (flip_verified: the worker then serves wrong weights, which the trainer's ratio check must find).
+  bool (*corrupt_staged)(const Version& version) = nullptr;
+  bool (*flip_verified)(const Version& version) = nullptr;
+};
+
+// A verified version, ready to serve. `weights` holds the mapping; dropping the last copy unmaps it.
+struct Staged {
+  std::shared_ptr<const engine::ComputeWeights> weights;
+  Version version;
+};
+
+class Subscriber {
+ public:
+  // Starts the control thread. `wake` is called from it when TakeSwap or MayServe may answer otherwise than before.
+  Subscriber(const SubscriberOptions& options, std::function<void()> wake);
+  ~Subscriber();
+
+  // The version to swap to now, once. After the swap the engine calls Swapped.
+  std::optional<Staged> TakeSwap();
+  void Swapped(const Version& version);
+
+  // False while the publisher has not been heard for lease_ms, though it is reachable: it may have gone on without this worker. A
+  // publisher that is gone altogether cannot have, so the worker serves on until it is back.
+  bool MayServe() const;
+
+  // active_epoch, active_step, staged, refused, syncs.
+  std::map<std::string, double> Metrics() const;
+
+  void Stop();  // idempotent
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace temper::weightsync
