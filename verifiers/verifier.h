@@ -1,0 +1,75 @@
+// A verifier looks at what a rollout left behind and says what it is worth.
+//
+// The outcome is a type: `kScored` has a reward; `kInfraFailure` has none, whatever went wrong (no answer, two, rubbish,
+// NaN, a crash, the deadline), and never becomes one. Verify may be called from many threads at once.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+#include "sandbox/client.h"
+
+namespace temper::verifiers {
+
+enum class VerdictOutcome { kScored, kInfraFailure };
+// "scored", "infra_failure".
+const char* Name(VerdictOutcome outcome);
+
+struct Verdict {
+  VerdictOutcome outcome = VerdictOutcome::kInfraFailure;
+  double reward = 0;                         // finite; meaningful only when scored
+  std::map<std::string, double> components;  // finite
+  std::string evidence_json = "{}";          // a JSON object; of an infra failure {"reason":…,"message":…,"log":…}
+};
+
+// What a verifier gets. As JSON (the standard input of a command verifier):
+//   {"task":{…},"outcome":"scored|truncated|…","final_text":"…","files":["path",…],"metadata":{…}}
+// `files` names the regular files of the work folder, which the verifier finds in its own work folder, /work.
+struct Case {
+  std::string task_json = "{}";      // a JSON object: the task with its answers, as the task source made it
+  std::string outcome = "sealed";    // how the rollout ended before verification
+  std::string final_text;            // last text of the policy, may be empty
+  std::string metadata_json = "{}";  // a JSON object: session, group, rollout, attempt…
+  std::vector<sandbox::File> files;  // exported state of the agent's sandbox
+};
+// The JSON form, one object without a line end. `include_files`: also {"contents":[{"path","bytes_base64"|"text","mode","link"}]},
+// which CaseFromJson reads back (the door's form).
+std::string CaseToJson(const Case& c, bool include_contents = false);
+Result<Case> CaseFromJson(const std::string& json);
+
+class Verifier {
+ public:
+  virtual ~Verifier() = default;
+  virtual Verdict Verify(const Case& c) = 0;
+};
+
+// Reads what a command wrote to file descriptor 3: exactly one JSON object with a finite number `reward`, optional
+// `components` (finite numbers) and `evidence` (object). Anything else is an infra failure that says why. A verifier may
+// also answer {"outcome":"infra_failure","evidence":{…}}.
+Verdict ParseVerdict(const std::string& bytes);
+// One object as `temper verifier run` prints it: {"outcome":…,"reward":…|null,"components":{…},"evidence":{…}}.
+std::string VerdictToJson(const Verdict& verdict);
+
+// A command run in a fresh sandbox of its own, made from the case's files.
+struct CommandOptions {
+  std::string name = "command";
+  std::vector<std::string> command;     // argv; no shell is implied
+  std::vector<std::pair<std::string, std::string>> env;
+  double timeout_s = 20;
+  sandbox::Limits limits;
+  std::string rootfs;
+  std::vector<sandbox::Mount> mounts;   // the verifier's own program
+};
+// `service` is not owned and must outlive the verifier.
+std::unique_ptr<Verifier> MakeCommandVerifier(const CommandOptions& options, sandbox::SandboxService* service);
+
+// Verifiers built in by name, for `verifier: {name: NAME, kind: builtin}` and the door.
+//   exact   reward 1 when final_text, without white space around it, equals the task's string "answer", else 0
+std::vector<std::string> BuiltinNames();
+// kNotFound lists the names.
+Result<std::unique_ptr<Verifier>> MakeBuiltinVerifier(const std::string& name);
+
+}  // namespace temper::verifiers
