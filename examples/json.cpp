@@ -1,0 +1,2 @@
+// Boost.JSON, compiled once for the example programs.
+#include <boost/json/src.hpp>
