@@ -1,0 +1,60 @@
+// Training over a tree batch: log-probabilities forward, then the gradient of J = Σ coef_v · logprob_v, which is all the
+// engine knows of a loss (docs/design.md 2). The forward is that of PagedForward to the bit.
+//
+//   TrainPass pass(engine);
+//   ASSIGN_OR_RETURN(auto logprobs, pass.Forward(weights, tree));   // span, one per node, NaN at roots
+//   … losses → coef …
+//   pass.Backward(coef, grads);                                     // grads += dJ/dθ, Hugging Face names
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "common/status.h"
+#include "engine/engine.h"
+#include "engine/parameters.h"
+#include "engine/tree_batch.h"
+#include "engine/weights.h"
+
+namespace temper::engine {
+
+struct ForwardOptions {
+  // One flag per node: only these log-probabilities are computed, the others are NaN and their coef is ignored (prompts and
+  // tool output need none). Empty: all. Does not change the numbers of those computed.
+  std::span<const uint8_t> wanted;
+  bool keep = true;  // false: logprobs only, nothing is kept for a backward pass
+  // When set, called once for every node (from engine threads, in no fixed order, several at a time) with its logits times
+  // `row_inv_temperature` and their log-sum-exp: the distribution of the token after it.
+  std::function<void(int node, const float* logits, float log_sum_exp)> on_row;
+  float row_inv_temperature = 1;
+};
+
+// One calling thread at a time. Buffers grow to the largest batch and are reused.
+class TrainPass {
+ public:
+  explicit TrainPass(Engine& engine);  // must outlive it
+  ~TrainPass();
+
+  // Log-probability of every node's token given its path, at the node's own 1/T; NaN at roots. The span is valid until the
+  // next Forward. `weights` and `tree` must stay until Backward is done. InvalidArgument: a token outside the vocabulary, a
+  // path longer than max_positions, an empty tree.
+  Result<std::span<const float>> Forward(const ComputeWeights& weights, const TreeBatch& tree,
+                                         const ForwardOptions& options = {});
+  // Adds the gradient to `grads` (of the same config). coef: one per node, those of roots are ignored. Deterministic: the
+  // same bits for any thread count and kernel path. Call at most once per Forward.
+  void Backward(std::span<const float> coef, Gradients& grads);
+
+  // Bytes of activations, pages and scratch held now.
+  size_t bytes() const;
+  // An upper bound of bytes() for a batch with these counts (`branches`: unforked runs of nodes).
+  static size_t EstimateBytes(const ModelConfig& config, Profile profile, int64_t nodes, int64_t branches);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace temper::engine
