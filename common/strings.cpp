@@ -34,7 +34,7 @@ std::string_view Trim(std::string_view text) {
 
 bool ParseDouble(std::string_view text, double* out) {
   double value = 0;
-  if (!text.empty() && text[0] == '+') text.remove_prefix(1);
+  if (text.size() > 1 && text[0] == '+' && text[1] != '-') text.remove_prefix(1);
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) return false;
   *out = value;
