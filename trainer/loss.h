@@ -1,0 +1,57 @@
+// From rewards and logprobs to one scalar per token: coef = d(loss)/d(logp_new) of the minimised loss (docs/algorithm_block.md 3).
+//
+// Pure functions of a whole optimizer step: outcome filtering, dynamic sampling, returns, advantages, denominators, per-token loss,
+// aggregation, metrics. Nothing here knows of micro-batches, packing or trees, so neither can change a loss. All in double; sums run in
+// the order groups, rollouts, tokens.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/ids.h"
+#include "trainer/algorithm.h"
+
+namespace temper::trainer {
+
+// One rollout. Token arrays have one entry per token of `mask`; entries at mask 0 are never read.
+struct LossRollout {
+  Outcome outcome = Outcome::kScored;
+  double reward = 0;
+  std::vector<double> turn_rewards;  // empty = zeros
+  double wall_s = 0;                 // read when reward.speed_coef is not 0
+  std::vector<uint8_t> mask;         // 1 = sampled by the policy and to be trained
+  std::vector<double> logp_new;
+  std::vector<double> logp_old;      // may be empty when Algorithm::ReadsOldLogprobs() is false
+  std::vector<int32_t> turn;         // empty = all 0; not decreasing over sampled tokens
+  std::vector<int64_t> segment;      // empty = all 0
+};
+
+struct LossGroup {
+  std::vector<LossRollout> rollouts;
+};
+
+struct LossMetrics {
+  // Of x = logp_new - logp_old over trainable tokens or sequences; absent when the settings read no logp_old.
+  bool has_mismatch = false;
+  double mismatch_k1 = 0, mismatch_k3 = 0, log_ppl_diff = 0, ppl_ratio = 1, chi2_token = 0, chi2_seq = 0;
+  double ess = 1;                                       // of the applied off-policy weights; 1 without any
+  double clip_fraction_low = 0, clip_fraction_high = 0;  // tokens whose coefficient is zeroed or capped, at A<0 / A>0
+  int64_t rejected_tokens = 0;
+  int64_t zero_signal_groups = 0;  // groups whose valid rewards are all equal, or with fewer than two valid rollouts
+  int64_t tokens = 0;              // N: trainable tokens of what is left
+  int64_t sequences = 0;           // B
+};
+
+struct LossResult {
+  double loss = 0;
+  // Per group and rollout. With credit rollout all trainable tokens have the advantage `rollout_advantage`; else see token_advantages.
+  std::vector<std::vector<double>> rollout_advantage;
+  std::vector<std::vector<std::vector<double>>> token_advantages;  // [g][i][n], 0 where not trained; always filled
+  std::vector<std::vector<std::vector<double>>> coef;              // [g][i][n], 0 where not trained
+  LossMetrics metrics;
+};
+
+// Requires (checked): arrays of one rollout have equal length, those that are read are present and finite at mask 1.
+LossResult ComputeLoss(const Algorithm& algorithm, const std::vector<LossGroup>& groups);
+
+}  // namespace temper::trainer
