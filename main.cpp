@@ -5,12 +5,15 @@
 #include <vector>
 
 #include "common/command.h"
+#include "trainer/commands.h"
 
 namespace temper {
 namespace {
 
 std::vector<Command> AllCommands() {
   std::vector<Command> all;
+  auto add = [&](const std::vector<Command>& part) { all.insert(all.end(), part.begin(), part.end()); };
+  add(trainer::Commands());
   return all;
 }
 
