@@ -14,16 +14,12 @@
 #include "common/status.h"
 #include "engine/decode/decoder.h"
 #include "engine/decode/types.h"
+#include "engine/weights.h"
 #include "rollout/client.h"
-
-namespace temper::engine {
-class ComputeWeights;
-struct ModelConfig;
-}  // namespace temper::engine
 
 namespace temper::rollout {
 
-// Makes the model when the first weights tell its configuration.
+// The model is made when the first weights tell its configuration; later ones must have the same.
 struct WorkerOptions {
   std::string cpu = "auto";          // auto | avx2 | avx512 | amx
   int threads = 0;                   // 0 = the cores of the machine
@@ -37,7 +33,7 @@ struct WorkerOptions {
 class WeightSource {
  public:
   struct Weights {
-    std::shared_ptr<const engine::ComputeWeights> weights;  // holds its mapping
+    engine::ComputeWeights weights;  // holds its mapping
     engine::Version version;
   };
   virtual ~WeightSource() = default;

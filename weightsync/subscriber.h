@@ -12,11 +12,8 @@
 #include <string>
 
 #include "common/status.h"
+#include "engine/weights.h"
 #include "weightsync/types.h"
-
-namespace temper::engine {
-class ComputeWeights;
-}
 
 namespace temper::weightsync {
 
@@ -33,7 +30,7 @@ struct SubscriberOptions {
 
 // A verified version, ready to serve. `weights` holds the mapping; dropping the last copy unmaps it.
 struct Staged {
-  std::shared_ptr<const engine::ComputeWeights> weights;
+  engine::ComputeWeights weights;
   Version version;
 };
 

@@ -1,18 +1,17 @@
 // Plain structs of weight sync. Protocol and invariants: docs/weightsync.md.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 
 #include "engine/decode/types.h"
+#include "engine/weights.h"
 
 namespace temper::weightsync {
 
 using engine::Version;
 
-// 128-bit digest over the logical elements of a version (engine Digest).
-using Digest = std::array<uint8_t, 16>;
+using engine::Digest;  // 128 bits over the logical elements of a version
 
 // What the bytes of a version mean. Equal manifests, or no exchange.
 struct Manifest {

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "common/status.h"
@@ -37,10 +36,11 @@ struct DecodeRequest {
   SampleKey key;
 };
 
-// One event a drawn token, in the order drawn. An aborted sequence ends with an event without a token.
+// One event a drawn token, in the order drawn. An aborted sequence ends with an event without a token, and so does (kLength)
+// one that alone fills every page.
 struct DecodeEvent {
   uint64_t id = 0;
-  int32_t token = -1;  // -1: no token (kAbort only)
+  int32_t token = -1;  // -1: no token
   float logprob = 0.0f;
   Version version;
   bool mixed = false;
@@ -90,7 +90,7 @@ class Decoder {
 
   // Between two steps: every later step reads `weights` and belongs to `version`, which must be above the former one (else
   // kFailedPrecondition, and nothing changes). The first call starts the decoder. Cached prefixes of other versions are dropped.
-  Status SwapWeights(std::shared_ptr<const ComputeWeights> weights, const Version& version);
+  Status SwapWeights(const ComputeWeights& weights, const Version& version);
 
   bool has_version() const;
   Version version() const;

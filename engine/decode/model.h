@@ -3,9 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
+
+#include "engine/decode/radix_cache.h"
 
 namespace temper::engine {
 
@@ -26,14 +27,13 @@ struct StepLogits {
   float log_sum_exp = 0.0f;       // the engine's RowLogSumExp of `logits`
 };
 
-class StepModel {
+// Also the source of the pages its rows name.
+class StepModel : public PageSource {
  public:
-  virtual ~StepModel() = default;
   virtual int vocab() const = 0;
   virtual int max_positions() const = 0;
-  virtual int pages() const = 0;  // of 64 positions
-  // Later runs read these weights. Between two runs only; the model keeps them alive.
-  virtual void SetWeights(std::shared_ptr<const ComputeWeights> weights) = 0;
+  // Later runs read these weights. Between two runs only; the model keeps a copy (which shares the mapping).
+  virtual void SetWeights(const ComputeWeights& weights) = 0;
   // One entry of `out` a row, in the same order. A row's result depends on that row alone.
   virtual void Run(std::span<const StepRow> rows, std::vector<StepLogits>* out) = 0;
 };

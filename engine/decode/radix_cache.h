@@ -2,7 +2,7 @@
 //
 // A node is one full page: its key is (version, the 64 tokens, the parent node). Pages are reference counted: a running
 // sequence holds every page it reads; a page with no holder stays cached until it is evicted, least recently used leaf
-// first. Only page numbers live here, never memory: the KvPool owns that. Single-threaded; the Decoder owns it.
+// first. Only page numbers live here, never memory: a PageSource (the KvPool) owns that. Single-threaded; the Decoder owns it.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,21 @@
 
 namespace temper::engine {
 
+// Where pages come from: numbers 0 … pages()-1.
+class PageSource {
+ public:
+  virtual ~PageSource() = default;
+  virtual int pages() const = 0;
+  virtual int32_t AllocatePage() = 0;  // cleared; called only while fewer than pages() are out
+  virtual void FreePage(int32_t page) = 0;
+};
+
 class RadixCache {
  public:
   static constexpr int kPageTokens = 64;
 
-  // Manages page numbers 0 … pages-1, all free at first.
-  explicit RadixCache(int pages);
+  // `source` must outlive the cache, which is its only user.
+  explicit RadixCache(PageSource* source);
   ~RadixCache();
   RadixCache(const RadixCache&) = delete;
   RadixCache& operator=(const RadixCache&) = delete;

@@ -18,19 +18,24 @@ struct Draw {
 // Refuses values out of range with the name of the field (kInvalidArgument).
 Status CheckSampling(const Sampling& sampling);
 
-// Scratch memory of the sampler, reused over steps. One per thread.
+// Holds scratch memory, reused over steps. One per thread.
 class Sampler {
  public:
   // `logits` [V] are already multiplied by InvTemperature(temperature) (by the head's tiles), `log_sum_exp` is the engine's
   // RowLogSumExp of them, `uniform` lies in [0, 1). The draw inverts the cumulative distribution in order of token id, with
-  // prefix sums over fixed tiles of the vocabulary (kTile), so it is a pure function of its arguments on every machine.
-  // Without truncation logprob = logits[token] - log_sum_exp, the very subtraction that training performs.
+  // prefix sums over fixed tiles of the vocabulary (kTile) and an exponential of its own, so it is a pure function of its
+  // arguments on every machine. Without truncation logprob = logits[token] - log_sum_exp, the subtraction that training
+  // performs. With truncation it is the logprob among the kept tokens. NaN logits are never drawn while others exist.
   Draw Sample(std::span<const float> logits, float log_sum_exp, const Sampling& sampling, double uniform);
 
   static constexpr int kTile = 256;
 
  private:
-  Draw SampleKept(std::span<const float> logits, const Sampling& sampling, double uniform);
+  Draw SampleAll(std::span<const float> logits, float log_sum_exp, double uniform);
+  Draw SampleKept(std::span<const float> logits, float log_sum_exp, const Sampling& sampling, double uniform);
+  // Fills weights_ [V padded to kTile] with exp(logit - log_sum_exp), tiles_ with the sum of each tile; returns their total.
+  double Weigh(std::span<const float> logits, float log_sum_exp);
+
   std::vector<float> weights_;
   std::vector<double> tiles_;
   std::vector<int32_t> order_;

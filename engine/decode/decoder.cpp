@@ -1,0 +1,362 @@
+#include "engine/decode/decoder.h"
+
+#include <algorithm>
+#include <deque>
+#include <unordered_map>
+#include <utility>
+
+#include "engine/decode/model.h"
+#include "engine/decode/radix_cache.h"
+#include "engine/decode/random.h"
+#include "engine/decode/sampler.h"
+
+namespace temper::engine {
+namespace {
+
+constexpr int kPage = RadixCache::kPageTokens;
+
+int PagesFor(int64_t tokens) { return static_cast<int>((tokens + kPage - 1) / kPage); }
+
+struct Sequence {
+  uint64_t id = 0;
+  DecodeRequest request;
+  std::vector<int32_t> tokens;  // prompt, then what was drawn
+  size_t prompt = 0;
+  int64_t computed = 0;         // positions whose keys and values are in the pages
+  std::vector<int32_t> pages;
+  size_t entered = 0;           // pages that are in the cache
+  bool started = false;
+  bool mixed = false;           // keys and values of more than one version (kSpan)
+  uint32_t cached_tokens = 0;
+
+  int64_t drawn() const { return static_cast<int64_t>(tokens.size() - prompt); }
+};
+
+}  // namespace
+
+const char* FinishName(Finish finish) {
+  switch (finish) {
+    case Finish::kNone: return "";
+    case Finish::kStop: return "stop";
+    case Finish::kLength: return "length";
+    case Finish::kAbort: return "abort";
+  }
+  return "";
+}
+
+struct Decoder::State {
+  State(std::unique_ptr<StepModel> m, const DecoderOptions& o) : model(std::move(m)), options(o), cache(model.get()) {}
+
+  std::unique_ptr<StepModel> model;
+  DecoderOptions options;
+  RadixCache cache;
+  Sampler sampler;
+  bool has_version = false;
+  Version version;
+  uint64_t next_id = 1;
+  std::deque<std::unique_ptr<Sequence>> waiting;   // front first
+  std::vector<std::unique_ptr<Sequence>> running;  // in order of admission
+  std::vector<DecodeEvent> aborted;                // for the next step
+  DecoderStats stats;
+
+  // Of one step, kept for their memory.
+  struct Planned {
+    Sequence* sequence;
+    int64_t take;
+  };
+  std::vector<Planned> plan;
+  std::vector<StepRow> rows;
+  std::vector<StepLogits> logits;
+
+  void ReleasePages(Sequence* s) {
+    // From the end, so that a page is never without the page before it.
+    for (size_t i = s->pages.size(); i-- > 0;) cache.Release(s->pages[i]);
+    s->pages.clear();
+    s->computed = 0;
+    s->entered = 0;
+    s->mixed = false;
+  }
+
+  // Another sequence is computing a longer prefix of `s` than the cache holds now.
+  bool PrefixIsComing(const Sequence& s, size_t cached_pages) const {
+    const size_t want = (cached_pages + 1) * kPage;
+    if (want >= s.tokens.size()) return false;
+    for (const auto& r : running) {
+      if (r->mixed || r->tokens.size() < want || r->computed >= static_cast<int64_t>(want)) continue;
+      if (std::equal(s.tokens.begin(), s.tokens.begin() + want, r->tokens.begin())) return true;
+    }
+    return false;
+  }
+
+  void Admit() {
+    for (size_t i = 0; i < waiting.size() && running.size() < static_cast<size_t>(options.max_batch);) {
+      Sequence* s = waiting[i].get();
+      std::vector<int32_t> path = cache.Match(version, s->tokens);
+      // Room for everything known plus one token, and one page of growth for each sequence that runs already.
+      int need = PagesFor(static_cast<int64_t>(s->tokens.size()) + 1) - static_cast<int>(path.size());
+      int spare = running.empty() ? 0 : static_cast<int>(running.size());
+      bool fits = cache.available_pages() >= need + spare;
+      bool wait = fits && PrefixIsComing(*s, path.size());
+      if (!fits || wait) {
+        for (size_t p = path.size(); p-- > 0;) cache.Release(path[p]);
+        if (!fits) return;  // strictly first come, first served: a short one does not overtake a long one for ever
+        ++i;
+        continue;
+      }
+      s->pages = std::move(path);
+      s->entered = s->pages.size();
+      s->computed = static_cast<int64_t>(s->pages.size()) * kPage;
+      if (!s->started) {
+        s->started = true;
+        s->cached_tokens = static_cast<uint32_t>(s->computed);
+        stats.prompt_tokens += s->prompt;
+        stats.cached_tokens += s->cached_tokens;
+      }
+      running.push_back(std::move(waiting[i]));
+      waiting.erase(waiting.begin() + static_cast<int64_t>(i));
+    }
+  }
+
+  // Sends running sequences from `first` on back to the head of the waiting line, in their order.
+  void SendBack(size_t first) {
+    for (size_t i = running.size(); i-- > first;) {
+      ReleasePages(running[i].get());
+      waiting.push_front(std::move(running[i]));
+    }
+    running.resize(first);
+  }
+
+  // Pages for positions up to `positions`; takes them from the youngest sequences when none are left. False when even that
+  // does not help: the sequence is alone and fills the pool.
+  bool Reserve(size_t index, int64_t positions) {
+    Sequence* s = running[index].get();
+    while (static_cast<int>(s->pages.size()) < PagesFor(positions)) {
+      int32_t page = cache.Allocate();
+      if (page >= 0) {
+        s->pages.push_back(page);
+        continue;
+      }
+      if (running.size() == index + 1) return false;
+      ++stats.preemptions;
+      SendBack(running.size() - 1);
+    }
+    return true;
+  }
+
+  void Emit(std::vector<DecodeEvent>* events, const Sequence& s, const Draw& draw, Finish finish) {
+    events->push_back({.id = s.id,
+                       .token = draw.token,
+                       .logprob = draw.logprob,
+                       .version = version,
+                       .mixed = s.mixed,
+                       .finish = finish,
+                       .prompt_tokens = static_cast<uint32_t>(s.prompt),
+                       .cached_tokens = s.cached_tokens});
+  }
+
+  // Which tokens run in this step: every sequence that lacks one, then prompt chunks up to the budget.
+  void Plan(std::vector<DecodeEvent>* events) {
+    plan.clear();
+    int64_t budget = options.chunk_tokens;
+    for (size_t i = 0; i < running.size();) {
+      Sequence* s = running[i].get();
+      int64_t lacking = static_cast<int64_t>(s->tokens.size()) - s->computed;
+      int64_t take = lacking == 1 ? 1 : std::min(lacking, budget);
+      if (take == 0) {
+        ++i;
+        continue;
+      }
+      if (Reserve(i, s->computed + take)) {
+        if (lacking > 1) budget -= take;
+        plan.push_back({s, take});
+        ++i;
+        continue;
+      }
+      // An older sequence that planned pages keeps them, so only the last one gets here.
+      if (i > 0) {
+        ++stats.preemptions;
+        SendBack(i);
+        return;
+      }
+      End(events, i, Finish::kLength);
+    }
+  }
+
+  // Ends a running sequence that can have no further token, by an event without one.
+  void End(std::vector<DecodeEvent>* events, size_t index, Finish finish) {
+    Emit(events, *running[index], Draw{-1, 0.0f}, finish);
+    ReleasePages(running[index].get());
+    running.erase(running.begin() + static_cast<int64_t>(index));
+  }
+
+  void EnterFullPages(Sequence* s) {
+    if (s->mixed) return;
+    while (static_cast<int64_t>(s->entered + 1) * kPage <= s->computed) {
+      std::span<const int32_t> path(s->pages.data(), s->entered);
+      std::span<const int32_t> tokens(s->tokens.data() + s->entered * kPage, kPage);
+      s->pages[s->entered] = cache.Insert(version, path, tokens, s->pages[s->entered]);
+      ++s->entered;
+    }
+  }
+
+  // Draws the next token of `s`; true when that ends it.
+  bool DrawNext(Sequence* s, const StepLogits& row, std::vector<DecodeEvent>* events) {
+    const DecodeRequest& r = s->request;
+    int64_t position = static_cast<int64_t>(s->tokens.size());
+    double uniform = r.sampling.temperature == 0.0f ? 0.0 : UniformAt(r.key, position);
+    Draw draw = sampler.Sample(row.logits, row.log_sum_exp, r.sampling, uniform);
+    s->tokens.push_back(draw.token);
+    ++stats.tokens_sampled;
+    Finish finish = Finish::kNone;
+    if (std::find(r.stop_ids.begin(), r.stop_ids.end(), draw.token) != r.stop_ids.end()) {
+      finish = Finish::kStop;
+    } else if (s->drawn() >= static_cast<int64_t>(r.sampling.max_tokens) ||
+               static_cast<int>(s->tokens.size()) >= model->max_positions()) {
+      finish = Finish::kLength;
+    }
+    Emit(events, *s, draw, finish);
+    return finish != Finish::kNone;
+  }
+};
+
+Decoder::Decoder(std::unique_ptr<StepModel> model, const DecoderOptions& options)
+    : state_(std::make_unique<State>(std::move(model), options)) {
+  TEMPER_CHECK(options.max_batch > 0 && options.chunk_tokens > 0 && options.waiting_max > 0);
+}
+
+Decoder::~Decoder() {
+  for (auto& s : state_->running) state_->ReleasePages(s.get());
+}
+
+Result<uint64_t> Decoder::Add(DecodeRequest request) {
+  State& s = *state_;
+  const int vocab = s.model->vocab();
+  if (request.ids.empty()) return InvalidArgument("ids is empty: a prompt needs at least one token");
+  for (const std::vector<int32_t>* list : {&request.ids, &request.stop_ids}) {
+    for (size_t i = 0; i < list->size(); ++i) {
+      if ((*list)[i] < 0 || (*list)[i] >= vocab) {
+        return InvalidArgument(std::string(list == &request.ids ? "ids[" : "stop_ids[") + std::to_string(i) + "] = " +
+                               std::to_string((*list)[i]) + " is outside the vocabulary of " + std::to_string(vocab));
+      }
+    }
+  }
+  RETURN_IF_ERROR(CheckSampling(request.sampling));
+  const int64_t limit = std::min<int64_t>(s.model->max_positions(), int64_t{s.model->pages()} * kPage);
+  if (static_cast<int64_t>(request.ids.size()) >= limit) {
+    return InvalidArgument("the prompt has " + std::to_string(request.ids.size()) + " tokens; with one to draw at most " +
+                           std::to_string(limit) + " positions fit");
+  }
+  if (s.waiting.size() >= static_cast<size_t>(s.options.waiting_max)) {
+    return ResourceExhausted(std::to_string(s.waiting.size()) + " sequences are waiting already");
+  }
+  auto sequence = std::make_unique<Sequence>();
+  sequence->id = s.next_id++;
+  sequence->tokens = request.ids;
+  sequence->prompt = request.ids.size();
+  sequence->request = std::move(request);
+  uint64_t id = sequence->id;
+  s.waiting.push_back(std::move(sequence));
+  return id;
+}
+
+void Decoder::Cancel(uint64_t id) {
+  State& s = *state_;
+  auto is_it = [id](const std::unique_ptr<Sequence>& q) { return q->id == id; };
+  auto r = std::find_if(s.running.begin(), s.running.end(), is_it);
+  if (r != s.running.end()) {
+    s.End(&s.aborted, static_cast<size_t>(r - s.running.begin()), Finish::kAbort);
+    return;
+  }
+  auto w = std::find_if(s.waiting.begin(), s.waiting.end(), is_it);
+  if (w == s.waiting.end()) return;
+  s.Emit(&s.aborted, **w, Draw{-1, 0.0f}, Finish::kAbort);
+  s.waiting.erase(w);
+}
+
+bool Decoder::Step(std::vector<DecodeEvent>* events) {
+  State& s = *state_;
+  bool worked = !s.aborted.empty();
+  events->insert(events->end(), s.aborted.begin(), s.aborted.end());
+  s.aborted.clear();
+  if (!s.has_version) return worked;
+  s.Admit();
+  if (s.running.empty()) return worked;
+  s.Plan(events);
+  if (s.plan.empty()) return true;
+
+  s.rows.clear();
+  for (const State::Planned& p : s.plan) {
+    const Sequence& q = *p.sequence;
+    s.rows.push_back({.tokens = std::span<const int32_t>(q.tokens.data() + q.computed, p.take),
+                      .start = q.computed,
+                      .pages = q.pages,
+                      .want_logits = q.computed + p.take == static_cast<int64_t>(q.tokens.size()),
+                      .inv_temperature = InvTemperature(q.request.sampling.temperature)});
+    if (p.take > 1 || q.drawn() == 0) s.stats.prefill_tokens += static_cast<uint64_t>(p.take);
+  }
+  s.model->Run(s.rows, &s.logits);
+  ++s.stats.steps;
+
+  std::vector<Sequence*> ended;
+  for (size_t i = 0; i < s.plan.size(); ++i) {
+    Sequence* q = s.plan[i].sequence;
+    q->computed += s.plan[i].take;
+    s.EnterFullPages(q);
+    if (!s.rows[i].want_logits) continue;
+    ++s.stats.batch_rows;
+    if (s.DrawNext(q, s.logits[i], events)) ended.push_back(q);
+  }
+  for (Sequence* q : ended) s.ReleasePages(q);
+  if (!ended.empty()) {
+    std::erase_if(s.running, [&](const std::unique_ptr<Sequence>& r) {
+      return std::find(ended.begin(), ended.end(), r.get()) != ended.end();
+    });
+  }
+  return true;
+}
+
+Status Decoder::SwapWeights(const ComputeWeights& weights, const Version& version) {
+  State& s = *state_;
+  if (s.has_version && version <= s.version) {
+    return FailedPrecondition("version " + ToString(version) + " is not above " + ToString(s.version) + ", which is served");
+  }
+  s.model->SetWeights(weights);
+  if (s.has_version) {
+    ++s.stats.swaps;
+    // A sequence without a token of its own loses nothing by starting anew; the others keep their place in line.
+    bool keep = s.options.in_flight == InFlight::kSpan;
+    std::vector<std::unique_ptr<Sequence>> kept;
+    std::vector<std::unique_ptr<Sequence>> back;
+    for (auto& q : s.running) {
+      if (keep && q->drawn() > 0 && q->computed > 0) {
+        q->mixed = true;
+        kept.push_back(std::move(q));
+      } else {
+        back.push_back(std::move(q));
+      }
+    }
+    s.running = std::move(back);
+    s.SendBack(0);
+    s.running = std::move(kept);
+  }
+  s.cache.DropOtherVersions(version);
+  s.version = version;
+  s.has_version = true;
+  return Status::Ok();
+}
+
+bool Decoder::has_version() const { return state_->has_version; }
+Version Decoder::version() const { return state_->version; }
+
+DecoderStats Decoder::stats() const {
+  DecoderStats stats = state_->stats;
+  stats.running = static_cast<int>(state_->running.size());
+  stats.waiting = static_cast<int>(state_->waiting.size());
+  stats.free_pages = state_->cache.available_pages();
+  stats.total_pages = state_->cache.total_pages();
+  return stats;
+}
+
+StepModel& Decoder::model() { return *state_->model; }
+
+}  // namespace temper::engine

@@ -1,0 +1,151 @@
+#include "engine/decode/radix_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+
+namespace temper::engine {
+namespace {
+
+class Pages : public PageSource {
+ public:
+  explicit Pages(int count) : count_(count) {}
+  int pages() const override { return count_; }
+  int32_t AllocatePage() override {
+    for (int32_t i = 0;; ++i) {
+      if (out_.insert(i).second) {
+        EXPECT_LT(i, count_);
+        return i;
+      }
+    }
+  }
+  void FreePage(int32_t page) override { EXPECT_EQ(out_.erase(page), 1u) << "page " << page << " freed twice"; }
+
+ private:
+  int count_;
+  std::set<int32_t> out_;
+};
+
+std::vector<int32_t> Tokens(int pages, int seed) {
+  std::vector<int32_t> t;
+  for (int i = 0; i < pages * 64 + 1; ++i) t.push_back(i / 64 + (i / 64 >= pages - 1 ? seed * 1000 : 0));
+  return t;
+}
+
+// Enters every full page of `tokens`, returns the pages held.
+std::vector<int32_t> Fill(RadixCache& cache, const Version& v, const std::vector<int32_t>& tokens) {
+  std::vector<int32_t> path = cache.Match(v, tokens);
+  while ((path.size() + 1) * 64 < tokens.size()) {
+    int32_t page = cache.Allocate();
+    EXPECT_GE(page, 0);
+    path.push_back(cache.Insert(v, path, std::span(tokens).subspan(path.size() * 64, 64), page));
+  }
+  return path;
+}
+
+void Release(RadixCache& cache, const std::vector<int32_t>& path) {
+  for (size_t i = path.size(); i-- > 0;) cache.Release(path[i]);
+}
+
+// Goes wrong if a prefix is found at another version, not found at its own, or covers the last token.
+TEST(RadixCache, FindsTheLongestPrefixOfItsVersion) {
+  Pages pages(16);
+  RadixCache cache(&pages);
+  auto a = Tokens(4, 1);
+  auto path = Fill(cache, {1, 0}, a);
+  ASSERT_EQ(path.size(), 4u);
+  auto b = Tokens(4, 2);  // shares three pages
+  auto hit = cache.Match({1, 0}, b);
+  EXPECT_EQ(hit, std::vector<int32_t>(path.begin(), path.begin() + 3));
+  EXPECT_TRUE(cache.Match({1, 1}, a).empty());
+  EXPECT_TRUE(cache.Match({2, 0}, a).empty());
+  auto exact = cache.Match({1, 0}, std::span(a).subspan(0, 256));  // the fourth page would cover the last token
+  EXPECT_EQ(exact.size(), 3u);
+  cache.CheckInvariants();
+  Release(cache, path);
+  Release(cache, hit);
+  Release(cache, exact);
+  EXPECT_EQ(cache.available_pages(), 16);
+  EXPECT_EQ(cache.free_pages(), 12);
+}
+
+// Goes wrong if eviction takes a page in use, a parent before its child, or the younger leaf first.
+TEST(RadixCache, EvictsTheOldestLeaf) {
+  Pages pages(6);
+  RadixCache cache(&pages);
+  Release(cache, Fill(cache, {1, 0}, Tokens(3, 1)));
+  Release(cache, Fill(cache, {1, 0}, Tokens(3, 2)));  // two shared, one of its own: 4 pages
+  EXPECT_EQ(cache.free_pages(), 2);
+  std::vector<int32_t> held = {cache.Allocate(), cache.Allocate(), cache.Allocate()};
+  auto one = cache.Match({1, 0}, Tokens(3, 1));
+  EXPECT_EQ(one.size(), 2u) << "the oldest leaf is gone";
+  auto two = cache.Match({1, 0}, Tokens(3, 2));
+  EXPECT_EQ(two.size(), 3u);
+  EXPECT_EQ(cache.Allocate(), -1) << "every page is held";
+  cache.CheckInvariants();
+  Release(cache, one);
+  Release(cache, two);
+  Release(cache, held);
+  cache.CheckInvariants();
+}
+
+// Goes wrong if two equal pages both stay in the tree.
+TEST(RadixCache, MergesEqualPages) {
+  Pages pages(4);
+  RadixCache cache(&pages);
+  auto t = Tokens(1, 1);
+  int32_t a = cache.Allocate(), b = cache.Allocate();
+  EXPECT_EQ(cache.Insert({1, 0}, {}, std::span(t).subspan(0, 64), a), a);
+  EXPECT_EQ(cache.Insert({1, 0}, {}, std::span(t).subspan(0, 64), b), a);
+  EXPECT_EQ(cache.free_pages(), 3);
+  cache.Release(a);
+  cache.Release(a);
+  cache.CheckInvariants();
+}
+
+// Goes wrong in some order of operations nobody thought of.
+TEST(RadixCache, RandomOperationsBalance) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    std::mt19937_64 rng(seed);
+    Pages pages(12);
+    RadixCache cache(&pages);
+    std::vector<std::vector<int32_t>> held;
+    int64_t version = 0;
+    for (int i = 0; i < 500; ++i) {
+      switch (rng() % 8) {
+        case 0:
+          if (rng() % 4 == 0) cache.DropOtherVersions({1, ++version});
+          break;
+        case 1:
+        case 2:
+        case 3:
+          if (!held.empty()) {
+            size_t k = rng() % held.size();
+            Release(cache, held[k]);
+            held.erase(held.begin() + static_cast<int64_t>(k));
+          }
+          break;
+        default: {
+          auto t = Tokens(1 + static_cast<int>(rng() % 4), static_cast<int>(rng() % 4));
+          auto path = cache.Match({1, version}, t);
+          bool full = false;
+          while (!full && (path.size() + 1) * 64 < t.size()) {
+            int32_t page = cache.Allocate();
+            full = page < 0;
+            if (!full) path.push_back(cache.Insert({1, version}, path, std::span(t).subspan(path.size() * 64, 64), page));
+          }
+          held.push_back(path);
+        }
+      }
+      cache.CheckInvariants();
+    }
+    for (auto& h : held) Release(cache, h);
+    cache.CheckInvariants();
+    EXPECT_EQ(cache.available_pages(), 12);
+  }
+}
+
+}  // namespace
+}  // namespace temper::engine
