@@ -268,8 +268,14 @@ TEST(Decoder, SurvivesRandomLife) {
     for (int i = 0; i < 400; ++i) {
       switch (rng() % 12) {
         case 0: ids.push_back(*decoder->Add(RandomRequest(rng, shared))); break;
-        case 1: if (!ids.empty()) decoder->Cancel(ids[rng() % ids.size()]); break;
-        case 2: if (rng() % 5 == 0) ASSERT_TRUE(decoder->SwapWeights({}, {1, ++version}).ok()); break;
+        case 1:
+          if (!ids.empty()) decoder->Cancel(ids[rng() % ids.size()]);
+          break;
+        case 2:
+          if (rng() % 5 == 0) {
+            ASSERT_TRUE(decoder->SwapWeights({}, {1, ++version}).ok());
+          }
+          break;
         default: decoder->Step(&events);
       }
     }
