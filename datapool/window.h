@@ -80,6 +80,7 @@ struct BatchMember {
   int64_t task = 0;
   int32_t source = 0;
   std::vector<int32_t> rollouts;  // valid, ascending
+  std::vector<int32_t> attempts;  // of each, the one that was valid
 };
 
 struct WindowTotals {
@@ -120,8 +121,9 @@ class Window {
   int64_t version() const;
   int64_t committed() const;
   bool asking() const;            // a lease request is open
-  std::optional<int64_t> outstanding() const;  // the newest batch that is leased and not updated
-  bool exhausted() const;         // the open request can never be filled
+  bool closed() const;
+  std::vector<int64_t> Outstanding() const;  // batches leased and not updated, ascending
+  bool exhausted() const;         // the next batch can never be filled: too few groups and tasks are left
   std::optional<int32_t> RunningAttempt(int64_t group, int32_t rollout) const;  // nullopt: over
   std::vector<OpenRollout> Running() const;  // oldest first
   std::vector<BatchMember> Batch(int64_t batch) const;  // of a leased or updated batch not yet committed; else empty
