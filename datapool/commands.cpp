@@ -1,0 +1,149 @@
+#include "datapool/commands.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "common/file.h"
+#include "common/status.h"
+#include "common/strings.h"
+#include "datapool/format.h"
+#include "datapool/picture.h"
+#include "datapool/sim.h"
+#include "fmt/format.h"
+
+namespace temper::datapool {
+namespace {
+
+constexpr char kSimUsage[] =
+    "usage: temper pool sim --in FILE [--events OUT] [--plot PNG]\n"
+    "Runs the window machine in virtual time (docs/pool_sim.md). FILE ('-': standard input): a configuration line, then\n"
+    "events; or a configuration with a \"world\".\n"
+    "  --events OUT   world only: write the world as a script that decides the same\n"
+    "  --plot PNG     world only: staleness and waiting by batch, one row a policy\n";
+
+int Bad(const std::string& message) {
+  std::fprintf(stderr, "temper pool: %s\n", message.c_str());
+  return 2;
+}
+
+int Failed(const std::string& message) {
+  std::fprintf(stderr, "temper pool: %s\n", message.c_str());
+  return 1;
+}
+
+void Print(const std::string& line) {
+  std::fwrite(line.data(), 1, line.size(), stdout);
+  std::fputc('\n', stdout);
+}
+
+// The lines of a text; views into it.
+std::vector<std::string_view> Lines(std::string_view text) {
+  std::vector<std::string_view> out;
+  while (!text.empty()) {
+    size_t end = text.find('\n');
+    out.push_back(text.substr(0, end));
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  }
+  return out;
+}
+
+int RunWorlds(const SimConfig& sim, const std::string& events_path, const std::string& plot_path) {
+  std::vector<PoolConfig> pools;
+  for (const WindowConfig& window : sim.policies) {
+    PoolConfig one = sim.pool;
+    one.window = window;
+    for (SourceConfig& source : one.sources) source.window.reset();
+    pools.push_back(one);
+  }
+  if (pools.empty()) pools.push_back(sim.pool);
+  if (!events_path.empty() && pools.size() > 1) return Bad("--events writes the world of one policy; leave out \"policies\"");
+
+  std::vector<RecordedRollout> recorded;
+  if (sim.world->latency.dist == "ledger") {
+    Result<std::string> text = ReadFile(sim.world->latency.path);
+    if (!text.ok()) return Bad("world.latency.path: " + text.status().message());
+    Result<std::vector<RecordedRollout>> read = ReadRecorded(*text);
+    if (!read.ok()) return Bad("world.latency.path: " + read.status().message());
+    recorded = *std::move(read);
+  }
+
+  std::vector<WorldReport> reports;
+  bool complete = true;
+  for (const PoolConfig& pool : pools) {
+    std::string script = PrintPoolConfig(pool) + "\n";
+    Result<WorldReport> report = RunWorld(
+        pool, *sim.world, recorded,
+        events_path.empty() ? std::function<void(const TimedEvent&)>() : [&](const TimedEvent& e) { script += PrintEvent(e) + "\n"; }, nullptr);
+    if (!report.ok()) {
+      return report.status().code() == StatusCode::kInvalidArgument ? Bad(report.status().message()) : Failed(report.status().message());
+    }
+    Print(PrintReport(*report));
+    if (report->updates < sim.world->updates) {
+      std::fprintf(stderr, "temper pool: %s: only %lld of %lld updates: no task is left, or nothing that runs can fill a batch\n", report->policy.c_str(),
+                   static_cast<long long>(report->updates), static_cast<long long>(sim.world->updates));
+      complete = false;
+    }
+    if (!events_path.empty()) {
+      Status written = WriteFile(events_path, script);
+      if (!written.ok()) return Failed(written.message());
+    }
+    reports.push_back(*std::move(report));
+  }
+  std::fputs(PrintTable(reports).c_str(), stderr);
+  if (!plot_path.empty()) {
+    Status written = WriteFile(plot_path, DrawReports(reports));
+    if (!written.ok()) return Failed(written.message());
+  }
+  return complete ? 0 : 1;
+}
+
+int Sim(int argc, char** argv) {
+  std::string in, events, plot;
+  for (int i = 1; i < argc; ++i) {
+    std::string_view arg = argv[i];
+    if (arg == "--help" || arg == "-h") {
+      std::fputs(kSimUsage, stdout);
+      return 0;
+    }
+    std::string* value = arg == "--in" ? &in : arg == "--events" ? &events : arg == "--plot" ? &plot : nullptr;
+    if (value == nullptr) return Bad(fmt::format("sim: unknown argument '{}'\n{}", arg, kSimUsage));
+    if (++i == argc) return Bad(fmt::format("sim: {} needs a value", arg));
+    *value = argv[i];
+  }
+  if (in.empty()) return Bad(std::string("sim: --in is missing\n") + kSimUsage);
+  Result<std::string> text = in == "-" ? ReadAll(STDIN_FILENO) : ReadFile(in);
+  if (!text.ok()) return Bad(text.status().message());
+  const std::string name = in == "-" ? "standard input" : in;
+
+  const std::vector<std::string_view> lines = Lines(*text);
+  size_t first = 0;
+  while (first < lines.size() && Trim(lines[first]).empty()) ++first;
+  if (first == lines.size()) return Bad(name + ": empty; the first line must be the configuration");
+  Result<SimConfig> sim = ParseSimConfig(lines[first]);
+  if (!sim.ok()) return Bad(fmt::format("{}:{}: {}", name, first + 1, sim.status().message()));
+
+  if (sim->world) {
+    for (size_t i = first + 1; i < lines.size(); ++i) {
+      if (!Trim(lines[i]).empty()) return Bad(fmt::format("{}:{}: a configuration with a world takes no events", name, i + 1));
+    }
+    return RunWorlds(*sim, events, plot);
+  }
+  if (!events.empty() || !plot.empty()) return Bad("sim: --events and --plot have an effect with a world only");
+  int64_t bad = RunScript(sim->pool, {lines.begin() + static_cast<std::ptrdiff_t>(first) + 1, lines.end()}, Print);
+  return bad == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+const std::vector<Command>& Commands() {
+  static const std::vector<Command> kCommands = {
+      {"pool", "sim", "the window machine in virtual time, from a script or a generated world", &Sim},
+  };
+  return kCommands;
+}
+
+}  // namespace temper::datapool
