@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/command.h"
+#include "datapool/commands.h"
 #include "trainer/commands.h"
 
 namespace temper {
@@ -14,6 +15,7 @@ std::vector<Command> AllCommands() {
   std::vector<Command> all;
   auto add = [&](const std::vector<Command>& part) { all.insert(all.end(), part.begin(), part.end()); };
   add(trainer::Commands());
+  add(datapool::Commands());
   return all;
 }
 
