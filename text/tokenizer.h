@@ -29,6 +29,9 @@ struct GgufTokenizer {
   std::string chat_template;
 };
 
+// GPT-2's byte alphabet, in which vocabularies spell raw bytes: a printable character for every byte.
+std::string ToByteAlphabet(std::string_view bytes);
+
 struct EncodeOptions {
   bool add_special = false;   // apply the post-processor (BOS and kin)
   bool parse_special = true;  // special tokens in the text become their ids; false: they are ordinary text
@@ -71,8 +74,8 @@ class Tokenizer {
   int32_t size() const;
   const std::vector<AddedToken>& added_tokens() const;
 
-  // The same tokenizer as the text of a tokenizer.json that Hugging Face libraries load.
-  std::string ToJson() const;
+  // The text of a tokenizer.json that Hugging Face libraries load: the one it was loaded from, or made from the GGUF's.
+  const std::string& json() const;
 
  private:
   struct Impl;

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -106,5 +107,8 @@ class Dict {
   std::vector<std::pair<Value, Value>> items_;
   std::unique_ptr<Index> index_;
 };
+
+// {{"key", value}, …}
+Dict MakeDict(std::initializer_list<std::pair<const char*, Value>> items);
 
 }  // namespace temper::text

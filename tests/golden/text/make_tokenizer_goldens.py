@@ -1,0 +1,119 @@
+"""Writes tokenizer goldens: small tokenizers (each <= 40 KiB) and what Hugging Face's `tokenizers` gives for fuzzed texts.
+
+Run with tokenizers 0.23.3: python make_tokenizer_goldens.py OUT_DIR. Files: NAME.json (a tokenizer.json) and NAME.cases.jsonl, one
+case a line: text, ids with special tokens parsed, ids with them as text, ids after the post-processor, decoded texts.
+"""
+import json
+import random
+import sys
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+OUT = sys.argv[1] if len(sys.argv) > 1 else "."
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+          r"\s*[\r\n]+|\s+(?!\S)|\s+")
+QWEN = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+O200K = "|".join([
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
+DEEPSEEK = [r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+",
+            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
+            r"\s*[\r\n]+|\s+(?!\S)|\s+"]
+CORPUS = ["the quick brown fox jumps over the lazy dog", "import os\nfor i in range(10):\n    print(i)\n", "it's we'll I'd you've they're",
+          "Größe naïve café señor", "你好世界 こんにちは 안녕하세요", "12345 67 8.9 3,141", "🎉👩‍👩‍👧 emoji", "\t\ttabs\r\n\r\nlines   spaces",
+          "<tool_call>\n{\"name\": \"ls\"}\n</tool_call>"] * 3
+
+
+def split(pattern, behavior="isolated", invert=False):
+    return pre_tokenizers.Split(Regex(pattern), behavior, invert)
+
+
+def byte_level(regex, prefix=False):
+    return pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=regex)
+
+
+def seq(*stages):
+    return pre_tokenizers.Sequence(list(stages))
+
+
+def build(pre, normalizer=None, size=700, ignore_merges=False, drop=(), added=(), post=None):
+    t = Tokenizer(models.BPE(ignore_merges=ignore_merges))
+    if normalizer:
+        t.normalizer = normalizer
+    t.pre_tokenizer = pre
+    t.decoder = decoders.ByteLevel()
+    t.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+                                                      show_progress=False))
+    if drop:  # bytes that the vocabulary has no token for
+        spec = json.loads(t.to_str())
+        gone = {k for k in spec["model"]["vocab"] if any(d in k for d in drop)}
+        keep = [k for k in sorted(spec["model"]["vocab"], key=spec["model"]["vocab"].get) if k not in gone]
+        spec["model"]["vocab"] = {k: i for i, k in enumerate(keep)}
+        spec["model"]["merges"] = [m for m in spec["model"]["merges"] if not any("".join(m).find(d) >= 0 for d in drop)]
+        t = Tokenizer.from_str(json.dumps(spec))
+    for token in added:
+        (t.add_special_tokens if token.special else t.add_tokens)([token])
+    if post:
+        t.post_processor = post(t)
+    return t
+
+
+SPECIALS = [AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True), AddedToken("<tool_call>", normalized=False),
+            AddedToken("</tool_call>", normalized=False)]
+ODD = [AddedToken("<left>", lstrip=True, normalized=False), AddedToken("<right>", rstrip=True, special=True),
+       AddedToken("word", single_word=True, normalized=False), AddedToken("ÅB", normalized=True), AddedToken("<｜a｜>", special=True),
+       AddedToken("<le", normalized=False)]
+
+
+def bos(t):
+    return processors.TemplateProcessing(single="<|im_start|> $A <|im_end|>", pair="$A $B",
+                                         special_tokens=[(s, t.token_to_id(s)) for s in ("<|im_start|>", "<|im_end|>")])
+
+
+KINDS = {
+    "smollm": lambda: build(seq(pre_tokenizers.Digits(individual_digits=True), byte_level(True)), drop=("À", "õ", "ÿ", "Ĩ"), added=SPECIALS),
+    "gpt2_prefix": lambda: build(byte_level(True, prefix=True), added=SPECIALS[:1]),
+    "llama3": lambda: build(seq(split(LLAMA3), byte_level(False)), ignore_merges=True, added=SPECIALS, post=bos),
+    "qwen": lambda: build(seq(split(QWEN), byte_level(False)), normalizer=normalizers.NFC(), added=SPECIALS + ODD),
+    "deepseek": lambda: build(seq(*map(split, DEEPSEEK), byte_level(False)), normalizer=normalizers.Sequence([]), added=SPECIALS),
+    "o200k": lambda: build(seq(split(O200K), byte_level(False)), added=SPECIALS),
+    "behaviors": lambda: build(seq(split("-", "merged_with_previous"), split("_", "merged_with_next"), split(r"\d", "contiguous"),
+                                   split("x", "removed"), split(r"[a-c]+", "isolated", True), byte_level(True)), size=400),
+}
+PARTS = ["the ", "quick", "It's", "'ſ", "'S", "we'LL", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u180e", "\u2003", "\u3000", "\x85", "12345", "٣٤", "Ⅷ", "½",
+         "é", "e\u0301", "Å", "A\u030a", "ÅB", "각", "\u1100\u1161\u11a8", "ﬁ", "你好", "かな", "カタ", "👩‍👩‍👧", "🇩🇪", "\u0300\u0316", "x_y-z", "--", "__", "a.b", "/usr/bin", "$+<=>",
+         "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<left>", "<right>", "word", "words", "<le", "<｜a｜>", "\ufffd", "\x00", "\x7f", "õÿ", "\U000e0100"]
+
+
+def text(rng):
+    out = []
+    for _ in range(rng.randint(1, 9)):
+        kind = rng.random()
+        if kind < 0.75:
+            out.append(rng.choice(PARTS))
+        elif kind < 0.9:
+            out.append("".join(rng.choice("abcxyz 019_-'\n") for _ in range(rng.randint(1, 6))))
+        else:
+            c = rng.randrange(0x20, 0x30000)
+            out.append(chr(c) if not 0xD800 <= c < 0xE000 else "?")
+    return "".join(out)
+
+
+for name, make in KINDS.items():
+    tokenizer = make()
+    tokenizer.save(f"{OUT}/{name}.json", pretty=False)
+    rng = random.Random(name)
+    with open(f"{OUT}/{name}.cases.jsonl", "w") as f:
+        for _ in range(120):
+            t = text(rng)
+            tokenizer.encode_special_tokens = False
+            ids = tokenizer.encode(t, add_special_tokens=False).ids
+            full = tokenizer.encode(t, add_special_tokens=True).ids
+            tokenizer.encode_special_tokens = True
+            plain = tokenizer.encode(t, add_special_tokens=False).ids
+            noise = [rng.randrange(tokenizer.get_vocab_size()) for _ in range(5)]
+            case = {"text": t, "ids": ids, "plain": plain, "full": full, "noise": noise,
+                    "decoded": [tokenizer.decode(ids, skip_special_tokens=False), tokenizer.decode(ids, skip_special_tokens=True),
+                                tokenizer.decode(noise, skip_special_tokens=False)]}
+            f.write(json.dumps(case, ensure_ascii=True) + "\n")

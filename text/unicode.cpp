@@ -1,0 +1,321 @@
+#include "text/unicode.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include "text/utf8.h"
+
+namespace temper::text {
+namespace {
+
+struct CodeRange { uint32_t first, last; };
+struct CategoryRange { uint32_t first, last; uint8_t value; };
+struct CaseRun { uint32_t first, last; uint32_t step; int32_t delta; };
+struct LongCase { uint32_t cp, a, b, c; };
+struct Decomposition { uint32_t cp, a, b; };
+struct Composition { uint32_t a, b, cp; };
+
+#include "text/unicode_tables.inc"
+
+constexpr const char* kCategories[] = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps",
+                                       "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Co"};
+constexpr const char* kScripts[] = {"Han", "Hiragana", "Katakana", "Hangul"};
+constexpr uint32_t kLastCodePoint = 0x10FFFF;
+
+template <size_t n>
+CodeSet FromRanges(const CodeRange (&ranges)[n]) {
+  CodeSet out;
+  for (const CodeRange& r : ranges) out.emplace_back(r.first, r.last);
+  return out;
+}
+
+template <size_t n>
+uint32_t MapCase(const CaseRun (&runs)[n], uint32_t cp) {
+  // Runs of step 2 may interleave, so the last run that starts at or before cp need not be the one; look back a few.
+  const CaseRun* end = std::upper_bound(std::begin(runs), std::end(runs), cp, [](uint32_t c, const CaseRun& r) { return c < r.first; });
+  for (int back = 0; back < 4 && end != std::begin(runs); ++back) {
+    --end;
+    if (cp >= end->first && cp <= end->last && (cp - end->first) % end->step == 0) {
+      return static_cast<uint32_t>(static_cast<int32_t>(cp) + end->delta);
+    }
+  }
+  return cp;
+}
+
+const LongCase* FindLongUpper(uint32_t cp) {
+  auto it = std::lower_bound(std::begin(kLongUpper), std::end(kLongUpper), cp, [](const LongCase& l, uint32_t c) { return l.cp < c; });
+  return it != std::end(kLongUpper) && it->cp == cp ? it : nullptr;
+}
+
+void AppendUpper(uint32_t cp, std::string* out) {
+  if (const LongCase* l = FindLongUpper(cp)) {
+    for (uint32_t c : {l->a, l->b, l->c}) {
+      if (c) AppendUtf8(c, out);
+    }
+  } else {
+    AppendUtf8(SimpleUpper(cp), out);
+  }
+}
+
+void AppendTitle(uint32_t cp, std::string* out) {
+  if (const uint32_t t = MapCase(kTitleRuns, cp); t != cp) {
+    AppendUtf8(t, out);
+  } else if (const LongCase* l = FindLongUpper(cp)) {
+    AppendUtf8(l->a, out);
+    for (uint32_t c : {l->b, l->c}) {
+      if (c) AppendUtf8(SimpleLower(c), out);
+    }
+  } else {
+    AppendUtf8(SimpleUpper(cp), out);
+  }
+}
+
+bool IsCased(uint32_t cp) {
+  static const CodeSet cased = Union(*UnicodeProperty("Lu"), Union(*UnicodeProperty("Ll"), *UnicodeProperty("Lt")));
+  return Contains(cased, cp);
+}
+
+int CombiningClass(uint32_t cp) {
+  auto it = std::upper_bound(std::begin(kCombiningClasses), std::end(kCombiningClasses), cp,
+                             [](uint32_t c, const CategoryRange& r) { return c < r.first; });
+  if (it == std::begin(kCombiningClasses)) return 0;
+  --it;
+  return cp <= it->last ? it->value : 0;
+}
+
+// Hangul syllables are composed by arithmetic (Unicode 3.12).
+constexpr uint32_t kSBase = 0xAC00, kLBase = 0x1100, kVBase = 0x1161, kTBase = 0x11A7, kLCount = 19, kVCount = 21, kTCount = 28,
+                   kSCount = kLCount * kVCount * kTCount;
+
+void Decompose(uint32_t cp, std::vector<uint32_t>* out) {
+  if (cp >= kSBase && cp < kSBase + kSCount) {
+    const uint32_t s = cp - kSBase;
+    out->push_back(kLBase + s / (kVCount * kTCount));
+    out->push_back(kVBase + s % (kVCount * kTCount) / kTCount);
+    if (s % kTCount) out->push_back(kTBase + s % kTCount);
+    return;
+  }
+  auto it = std::lower_bound(std::begin(kDecompositions), std::end(kDecompositions), cp,
+                             [](const Decomposition& d, uint32_t c) { return d.cp < c; });
+  if (it == std::end(kDecompositions) || it->cp != cp) {
+    out->push_back(cp);
+    return;
+  }
+  Decompose(it->a, out);
+  if (it->b) Decompose(it->b, out);
+}
+
+uint32_t Compose(uint32_t a, uint32_t b) {
+  if (a >= kLBase && a < kLBase + kLCount && b >= kVBase && b < kVBase + kVCount) {
+    return kSBase + ((a - kLBase) * kVCount + (b - kVBase)) * kTCount;
+  }
+  if (a >= kSBase && a < kSBase + kSCount && (a - kSBase) % kTCount == 0 && b > kTBase && b < kTBase + kTCount) {
+    return a + (b - kTBase);
+  }
+  auto it = std::lower_bound(std::begin(kCompositions), std::end(kCompositions), std::make_pair(a, b),
+                             [](const Composition& c, const std::pair<uint32_t, uint32_t>& key) {
+                               return std::make_pair(c.a, c.b) < key;
+                             });
+  return it != std::end(kCompositions) && it->a == a && it->b == b ? it->cp : 0;
+}
+
+std::vector<uint32_t> CanonicalDecomposition(std::string_view s) {
+  std::vector<uint32_t> out;
+  for (uint32_t cp : ToCodePoints(s)) Decompose(cp, &out);
+  for (size_t i = 0; i < out.size();) {  // canonical order within each run of marks
+    if (CombiningClass(out[i]) == 0) {
+      ++i;
+      continue;
+    }
+    size_t end = i;
+    while (end < out.size() && CombiningClass(out[end]) != 0) ++end;
+    std::stable_sort(out.begin() + static_cast<long>(i), out.begin() + static_cast<long>(end),
+                     [](uint32_t x, uint32_t y) { return CombiningClass(x) < CombiningClass(y); });
+    i = end;
+  }
+  return out;
+}
+
+bool IsAscii(std::string_view s) {
+  return std::all_of(s.begin(), s.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
+}
+
+}  // namespace
+
+CodeSet Normalized(CodeSet ranges) {
+  std::sort(ranges.begin(), ranges.end());
+  CodeSet out;
+  for (const auto& [a, b] : ranges) {
+    if (!out.empty() && a <= out.back().second + 1) {
+      out.back().second = std::max(out.back().second, b);
+    } else {
+      out.emplace_back(a, b);
+    }
+  }
+  return out;
+}
+
+CodeSet Union(const CodeSet& a, const CodeSet& b) {
+  CodeSet all = a;
+  all.insert(all.end(), b.begin(), b.end());
+  return Normalized(std::move(all));
+}
+
+CodeSet Complement(const CodeSet& a) {
+  CodeSet out;
+  uint32_t next = 0;
+  for (const auto& [first, last] : a) {
+    if (first > next) out.emplace_back(next, first - 1);
+    next = last + 1;
+  }
+  if (next <= kLastCodePoint) out.emplace_back(next, kLastCodePoint);
+  return out;
+}
+
+CodeSet Intersection(const CodeSet& a, const CodeSet& b) { return Complement(Union(Complement(a), Complement(b))); }
+
+bool Contains(const CodeSet& set, uint32_t cp) {
+  auto it = std::upper_bound(set.begin(), set.end(), cp, [](uint32_t c, const auto& r) { return c < r.first; });
+  return it != set.begin() && cp <= std::prev(it)->second;
+}
+
+std::optional<CodeSet> UnicodeProperty(std::string_view name) {
+  CodeSet out;
+  for (const CategoryRange& r : kCategoryRanges) {
+    const std::string_view category = kCategories[r.value];
+    if (name == category || (name.size() == 1 && name[0] == category[0])) out.emplace_back(r.first, r.last);
+  }
+  for (const CategoryRange& r : kScriptRanges) {
+    if (name == kScripts[r.value]) out.emplace_back(r.first, r.last);
+  }
+  if (out.empty() || name == "C") return std::nullopt;  // C holds the unassigned, which the tables do not
+  return Normalized(std::move(out));
+}
+
+const CodeSet& SpaceSet() {
+  static const CodeSet set = FromRanges(kSpaceRanges);
+  return set;
+}
+
+const CodeSet& WordSet() {
+  static const CodeSet set = Normalized(FromRanges(kWordRanges));
+  return set;
+}
+
+const CodeSet& DigitSet() {
+  static const CodeSet set = *UnicodeProperty("Nd");
+  return set;
+}
+
+const CodeSet& NumericSet() {
+  static const CodeSet set = *UnicodeProperty("N");
+  return set;
+}
+
+uint32_t SimpleLower(uint32_t cp) { return MapCase(kLowerRuns, cp); }
+uint32_t SimpleUpper(uint32_t cp) { return MapCase(kUpperRuns, cp); }
+
+std::string Upper(std::string_view s) {
+  std::string out;
+  for (uint32_t cp : ToCodePoints(s)) AppendUpper(cp, &out);
+  return out;
+}
+
+std::string Lower(std::string_view s) {
+  std::string out;
+  for (uint32_t cp : ToCodePoints(s)) {
+    AppendUtf8(SimpleLower(cp), &out);
+    if (cp == 0x130) AppendUtf8(0x307, &out);  // the one lower-case mapping of two code points
+  }
+  return out;
+}
+
+std::string Title(std::string_view s) {
+  std::string out;
+  bool in_word = false;
+  for (uint32_t cp : ToCodePoints(s)) {
+    if (in_word) {
+      AppendUtf8(SimpleLower(cp), &out);
+    } else {
+      AppendTitle(cp, &out);
+    }
+    in_word = IsCased(cp);
+  }
+  return out;
+}
+
+std::string Capitalize(std::string_view s) {
+  if (s.empty()) return {};
+  std::string out;
+  const Utf8Char first = ReadUtf8(s, 0);
+  AppendTitle(first.cp, &out);
+  return out + Lower(s.substr(first.length));
+}
+
+std::vector<uint32_t> CaseVariants(uint32_t cp) {
+  static const std::unordered_multimap<uint32_t, uint32_t> by_lower = [] {
+    std::unordered_multimap<uint32_t, uint32_t> map;
+    for (const CaseRun& r : kLowerRuns) {
+      for (uint32_t c = r.first; c <= r.last; c += r.step) map.emplace(static_cast<uint32_t>(static_cast<int32_t>(c) + r.delta), c);
+    }
+    return map;
+  }();
+  static const std::unordered_multimap<uint32_t, uint32_t> by_upper = [] {
+    std::unordered_multimap<uint32_t, uint32_t> map;
+    for (const CaseRun& r : kUpperRuns) {
+      for (uint32_t c = r.first; c <= r.last; c += r.step) map.emplace(static_cast<uint32_t>(static_cast<int32_t>(c) + r.delta), c);
+    }
+    return map;
+  }();
+  std::vector<uint32_t> out = {cp};
+  auto add = [&](uint32_t c) {
+    if (std::find(out.begin(), out.end(), c) == out.end()) out.push_back(c);
+  };
+  for (size_t i = 0; i < out.size(); ++i) {  // grows while it is walked: the closure under case
+    const uint32_t c = out[i];
+    add(SimpleLower(c));
+    add(SimpleUpper(c));
+    for (auto [it, end] = by_lower.equal_range(c); it != end; ++it) add(it->second);
+    for (auto [it, end] = by_upper.equal_range(c); it != end; ++it) add(it->second);
+  }
+  return out;
+}
+
+bool IsPythonSpace(uint32_t cp) {
+  return (cp >= 0x9 && cp <= 0xD) || (cp >= 0x1C && cp <= 0x20) || cp == 0x85 || cp == 0xA0 || cp == 0x1680 ||
+         (cp >= 0x2000 && cp <= 0x200A) || cp == 0x2028 || cp == 0x2029 || cp == 0x202F || cp == 0x205F || cp == 0x3000;
+}
+
+std::string ToNfd(std::string_view s) {
+  if (IsAscii(s)) return std::string(s);
+  const std::vector<uint32_t> d = CanonicalDecomposition(s);
+  return FromCodePoints(d.data(), d.data() + d.size());
+}
+
+std::string ToNfc(std::string_view s) {
+  if (IsAscii(s)) return std::string(s);
+  std::vector<uint32_t> d = CanonicalDecomposition(s);
+  std::vector<uint32_t> out;
+  size_t starter = SIZE_MAX;
+  int last_class = 0;
+  for (uint32_t cp : d) {
+    const int k = CombiningClass(cp);
+    if (starter != SIZE_MAX && (last_class < k || out.size() == starter + 1)) {
+      if (const uint32_t composed = Compose(out[starter], cp); composed && (out.size() == starter + 1 || last_class < k)) {
+        out[starter] = composed;
+        continue;
+      }
+    }
+    out.push_back(cp);
+    if (k == 0) {
+      starter = out.size() - 1;
+      last_class = 0;
+    } else {
+      last_class = k;
+    }
+  }
+  return FromCodePoints(out.data(), out.data() + out.size());
+}
+
+}  // namespace temper::text

@@ -1,0 +1,46 @@
+// What Hugging Face's tokenizers and Python know about code points. Tables: text/unicode_tables.inc (generated).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace temper::text {
+
+// A set of code points: sorted, disjoint, inclusive ranges.
+using CodeSet = std::vector<std::pair<uint32_t, uint32_t>>;
+
+CodeSet Normalized(CodeSet ranges);                      // sorts and joins
+CodeSet Union(const CodeSet& a, const CodeSet& b);
+CodeSet Complement(const CodeSet& a);
+CodeSet Intersection(const CodeSet& a, const CodeSet& b);
+bool Contains(const CodeSet& set, uint32_t cp);
+
+// \p{NAME}: a general category ("Lu", "L"), or one of the scripts Han, Hiragana, Katakana, Hangul; nullopt when unknown.
+std::optional<CodeSet> UnicodeProperty(std::string_view name);
+const CodeSet& SpaceSet();   // \s of the tokenizers' engine
+const CodeSet& WordSet();    // \w
+const CodeSet& DigitSet();   // \d = Nd
+const CodeSet& NumericSet(); // N: what Digits splits at
+
+// Python's str.upper, lower, title and capitalize, up to rules that look at neighbours (final sigma).
+std::string Upper(std::string_view s);
+std::string Lower(std::string_view s);
+std::string Title(std::string_view s);
+std::string Capitalize(std::string_view s);
+uint32_t SimpleLower(uint32_t cp);
+uint32_t SimpleUpper(uint32_t cp);
+// All code points equal to `cp` when case is ignored, itself included.
+std::vector<uint32_t> CaseVariants(uint32_t cp);
+
+// str.isspace of Python (what str.strip() strips).
+bool IsPythonSpace(uint32_t cp);
+
+// Canonical composition (NFC) and decomposition (NFD).
+std::string ToNfc(std::string_view s);
+std::string ToNfd(std::string_view s);
+
+}  // namespace temper::text
