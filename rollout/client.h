@@ -15,11 +15,11 @@
 namespace temper::rollout {
 
 struct GenerateRequest {
-  std::string request_id;  // for logs only
-  std::vector<int32_t> prompt_ids;
-  engine::Sampling sampling;
-  std::vector<int32_t> stop_ids;
-  engine::SampleKey key;
+  std::string request_id{};  // for logs only
+  std::vector<int32_t> prompt_ids{};
+  engine::Sampling sampling{};
+  std::vector<int32_t> stop_ids{};
+  engine::SampleKey key{};
   uint32_t coalesce_ms = 0;    // merge tokens for so long; kOneChunk: only at the end (or where the version changes)
   int64_t deadline_ms = 0;     // from now; 0 = none of its own (the worker still bounds the length by max_tokens)
 };

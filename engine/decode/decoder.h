@@ -30,10 +30,10 @@ const char* FinishName(Finish finish);
 enum class InFlight : uint8_t { kRetract, kSpan };
 
 struct DecodeRequest {
-  std::vector<int32_t> ids;  // the prompt, at least one id
-  Sampling sampling;
-  std::vector<int32_t> stop_ids;  // a drawn stop id is part of the result and ends it; empty = none
-  SampleKey key;
+  std::vector<int32_t> ids{};  // the prompt, at least one id
+  Sampling sampling{};
+  std::vector<int32_t> stop_ids{};  // a drawn stop id is part of the result and ends it; empty = none
+  SampleKey key{};
 };
 
 // One event a drawn token, in the order drawn. An aborted sequence ends with an event without a token, and so does (kLength)
