@@ -1,6 +1,10 @@
 // The worker's end of weight sync: stages each offered version (maps it read-only, verifies its digest) beside the one that is
 // served, and hands it to the engine between two steps.
 //
+// Fault points (common/faults.h): `weightsync.corrupt_staged=fail` flips a bit of a private copy of the offered bytes before they
+// are verified (the version must be refused); `weightsync.flip_verified=fail` changes one bf16 weight after that (the worker serves
+// wrong weights, which the trainer's ratio check must find).
+//
 // Threads: one of its own for the control calls and the verification; TakeSwap, Swapped, MayServe from the engine thread.
 #pragma once
 
@@ -20,12 +24,8 @@ namespace temper::weightsync {
 struct SubscriberOptions {
   std::string publisher_address;  // gRPC address of the trainer
   std::string worker;             // name, the same after a restart
-  uint64_t incarnation = 1;       // rises at each start of the worker
+  uint64_t incarnation = 0;       // rises at each start of the worker; 0 = taken from the clock
   int64_t retry_ms = 100;         // between attempts while the publisher is away
-  // Fault points for tests: called with a private copy of the staged bytes before verification (corrupt_staged: the version
-  // must be refused), or after it (flip_verified: the worker then serves wrong weights, which the trainer's ratio check must find).
-  bool (*corrupt_staged)(const Version& version) = nullptr;
-  bool (*flip_verified)(const Version& version) = nullptr;
 };
 
 // A verified version, ready to serve. `weights` holds the mapping; dropping the last copy unmaps it.

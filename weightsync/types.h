@@ -2,14 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "engine/decode/types.h"
 #include "engine/weights.h"
 
 namespace temper::weightsync {
 
-using engine::Version;
+using engine::ToString;
 
 using engine::Digest;  // 128 bits over the logical elements of a version
 
@@ -32,6 +34,30 @@ struct VersionRecord {
   int32_t fd = -1;
   uint64_t arena = 0;  // inode of the memfd
   friend bool operator==(const VersionRecord&, const VersionRecord&) = default;
+};
+
+// Where a worker stands: everything the publisher needs to know, so that a message may be lost or repeated.
+struct Report {
+  std::string worker{};
+  uint64_t incarnation = 0;  // rises at each start of the worker process
+  uint64_t seq = 0;          // rises with each report; when one arrives, all earlier answers are settled: received or given up
+  int32_t pid = 0;
+  std::optional<Version> active{};  // served now
+  std::optional<Version> staged{};  // verified, not yet served
+  Digest staged_digest{};
+  uint64_t staged_bytes = 0;
+  std::optional<Version> refused{};  // could not be verified; told once
+  std::string refused_reason{};
+  std::vector<Version> held{};  // every version whose bytes are still mapped
+};
+
+// Where the worker should be.
+struct Answer {
+  uint64_t epoch = 0;
+  std::optional<VersionRecord> offer{};  // stage this
+  std::optional<Version> commit{};       // serve this (once it is staged), and nothing below it
+  int64_t lease_ms = 0;
+  std::string refuse{};  // not empty: cannot join, and why
 };
 
 }  // namespace temper::weightsync

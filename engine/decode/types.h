@@ -1,18 +1,14 @@
 // Plain structs of decoding: version, sampling policy, the key of the random numbers.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <string>
 
+#include "common/ids.h"
+
 namespace temper::engine {
 
-// A weight version. The epoch rises at each trainer start or rollback, so versions are totally ordered and never reused.
-struct Version {
-  uint64_t epoch = 0;
-  int64_t step = 0;
-  friend auto operator<=>(const Version&, const Version&) = default;
-};
+using temper::Version;
 
 // "epoch.step", for logs and errors.
 std::string ToString(const Version& version);
