@@ -1,0 +1,218 @@
+#include "trainer/batch.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "common/json.h"
+#include "common/rng.h"
+
+namespace temper::trainer {
+namespace {
+
+TokenRun Context(int32_t parent, std::vector<int32_t> ids, int32_t call = 0) {
+  TokenRun r;
+  r.parent = parent;
+  r.ids = std::move(ids);
+  r.call = call;
+  return r;
+}
+
+TokenRun Sampled(int32_t parent, std::vector<int32_t> ids, int32_t call, int64_t version = 3, float inv_temperature = 1) {
+  TokenRun r = Context(parent, std::move(ids), call);
+  r.sampled = true;
+  r.logprobs.assign(r.ids.size(), -1.0f);
+  r.version.step = version;
+  r.inv_temperature = inv_temperature;
+  return r;
+}
+
+// Two rollouts with the same prompt; the second one compacts its history: its second call starts a branch of its own.
+std::vector<Group> TwoRollouts() {
+  Rollout a;
+  a.rollout = 0;
+  a.reward = 1;
+  a.runs = {Context(-1, {1, 2, 3}), Sampled(0, {4, 5}, 0), Context(1, {6}, 1), Sampled(2, {7}, 1)};
+  Rollout b;
+  b.rollout = 1;
+  b.runs = {Context(-1, {1, 2, 3}), Sampled(0, {4, 8}, 0), Context(0, {9}, 1), Sampled(2, {7, 7}, 1)};
+  Group g;
+  g.group = 5;
+  g.rollouts = {b, a};
+  return {g};
+}
+
+// The tokens on the path to a node.
+std::vector<int32_t> Path(const engine::TreeBatch& tree, int32_t node) {
+  std::vector<int32_t> path;
+  for (; node >= 0; node = tree.parent[node]) path.push_back(tree.token[node]);
+  std::reverse(path.begin(), path.end());
+  return path;
+}
+
+// A sampled token could land on a node with another history: trained on a context it was never drawn from.
+TEST(Batch, SampledTokensStandBehindTheirOwnHistory) {
+  for (bool merge : {true, false}) {
+    const Batch batch = BuildBatch(TwoRollouts(), {.merge = merge}).value();
+    ASSERT_EQ(batch.chunks.size(), 1u);
+    const engine::TreeBatch& tree = batch.chunks[0].tree;
+    EXPECT_EQ(batch.groups[0].rollouts[0].rollout, 0);
+    const auto& a = batch.samples[0][0];
+    const auto& b = batch.samples[0][1];
+    ASSERT_EQ(a.size(), 3u);
+    ASSERT_EQ(b.size(), 4u);
+    EXPECT_EQ(Path(tree, a[1].node), (std::vector<int32_t>{1, 2, 3, 4, 5}));
+    EXPECT_EQ(Path(tree, a[2].node), (std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7}));
+    EXPECT_EQ(Path(tree, b[1].node), (std::vector<int32_t>{1, 2, 3, 4, 8}));
+    EXPECT_EQ(Path(tree, b[3].node), (std::vector<int32_t>{1, 2, 3, 9, 7, 7}));
+    EXPECT_EQ(a[0].node == b[0].node, merge);
+    EXPECT_EQ(batch.logical_tokens, 7 + 5 + 6);
+    EXPECT_EQ(batch.tree_tokens, merge ? 11 : 18);
+    EXPECT_EQ(a[2].turn, 1);
+    EXPECT_EQ(a[2].segment, a[0].segment);
+    EXPECT_NE(b[2].segment, b[0].segment);
+  }
+}
+
+// Two tokens drawn at different temperatures have different logprobs and could be merged all the same.
+TEST(Batch, AnotherTemperatureIsAnotherNode) {
+  auto groups = TwoRollouts();
+  groups[0].rollouts[0].runs[1].inv_temperature = 2;
+  const Batch batch = BuildBatch(groups, {}).value();
+  EXPECT_NE(batch.samples[0][0][0].node, batch.samples[0][1][0].node);
+}
+
+// The order of arrival could change an optimizer step.
+TEST(Batch, OrderOfArrivalNeverEnters) {
+  Rng rng(3);
+  std::vector<Group> groups;
+  for (int g = 0; g < 6; ++g) {
+    Group group = TwoRollouts()[0];
+    group.group = 40 - g;
+    for (Rollout& r : group.rollouts) {
+      for (TokenRun& run : r.runs) {
+        for (int32_t& id : run.ids) id = static_cast<int32_t>(rng.Below(3));
+      }
+    }
+    groups.push_back(group);
+  }
+  const Batch reference = BuildBatch(groups, {}).value();
+  for (int n = 0; n < 5; ++n) {
+    rng.Shuffle(groups);
+    for (Group& group : groups) rng.Shuffle(group.rollouts);
+    const Batch batch = BuildBatch(groups, {}).value();
+    EXPECT_EQ(batch.chunks[0].tree.token, reference.chunks[0].tree.token);
+    EXPECT_EQ(batch.chunks[0].tree.parent, reference.chunks[0].tree.parent);
+    for (size_t g = 0; g < groups.size(); ++g) EXPECT_EQ(batch.groups[g].group, reference.groups[g].group);
+  }
+}
+
+// A coefficient of a shared token could be lost, or counted for one rollout only.
+TEST(Batch, SharedNodesGetTheSumOfTheCoefficients) {
+  for (bool merge : {true, false}) {
+    const Batch batch = BuildBatch(TwoRollouts(), {.merge = merge}).value();
+    const auto nodes = NodeCoefficients(batch, {{{1, 2, 3}, {10, 20, 30, 40}}});
+    EXPECT_EQ(nodes[0][batch.samples[0][0][0].node], merge ? 11 : 1);
+    EXPECT_EQ(std::accumulate(nodes[0].begin(), nodes[0].end(), 0.0f), 106);
+    for (size_t v = 0; v < nodes[0].size(); ++v) {
+      if (nodes[0][v] != 0) {
+        EXPECT_TRUE(batch.chunks[0].wanted[v]);
+      }
+    }
+  }
+}
+
+// Splitting for memory could lose tokens or move them to another tree.
+TEST(Batch, ChunksHoldEverythingOnce) {
+  std::vector<Group> groups;
+  for (int g = 0; g < 5; ++g) {
+    groups.push_back(TwoRollouts()[0]);
+    groups.back().group = g;
+  }
+  const Batch whole = BuildBatch(groups, {}).value();
+  for (int64_t limit : {1, 8, 20, 40}) {
+    const Batch split = BuildBatch(groups, {.max_chunk_nodes = limit}).value();
+    EXPECT_GT(split.chunks.size(), 1u);
+    EXPECT_EQ(split.logical_tokens, whole.logical_tokens);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      for (size_t i = 0; i < 2; ++i) {
+        for (size_t k = 0; k < whole.samples[g][i].size(); ++k) {
+          const SampledToken& a = whole.samples[g][i][k];
+          const SampledToken& b = split.samples[g][i][k];
+          EXPECT_EQ(Path(whole.chunks[a.chunk].tree, a.node), Path(split.chunks[b.chunk].tree, b.node));
+        }
+      }
+    }
+  }
+}
+
+// Broken input could crash the trainer or be trained.
+TEST(Batch, RefusesWhatHasNoLogprobOrIsThereTwice) {
+  auto groups = TwoRollouts();
+  groups[0].rollouts[0].runs = {Sampled(-1, {4}, 0)};
+  EXPECT_FALSE(BuildBatch(groups, {}).ok());
+  groups = TwoRollouts();
+  groups.push_back(groups[0]);
+  EXPECT_FALSE(BuildBatch(groups, {}).ok());
+  groups.pop_back();
+  groups[0].rollouts[1].rollout = groups[0].rollouts[0].rollout;
+  EXPECT_FALSE(BuildBatch(groups, {}).ok());
+}
+
+// A disagreement in the last bit, which the ratio in fp32 would round away, could pass.
+TEST(Batch, OneBitOfOneLogprobIsFound) {
+  const Batch batch = BuildBatch(TwoRollouts(), {}).value();
+  std::vector<std::vector<float>> logprobs = {std::vector<float>(static_cast<size_t>(batch.tree_tokens), -1.0f)};
+  OnPolicyCheck check = CheckOnPolicy(batch, logprobs, 3);
+  EXPECT_EQ(check.tokens, 7);
+  EXPECT_EQ(check.max_deviation, 0);
+  EXPECT_EQ(check.first_mismatch, "");
+  logprobs[0][batch.samples[0][1][3].node] = std::nextafter(-1.0f, 0.0f);
+  check = CheckOnPolicy(batch, logprobs, 3);
+  EXPECT_GT(check.max_deviation, 0);
+  EXPECT_NE(check.first_mismatch, "");
+  EXPECT_EQ(CheckOnPolicy(batch, logprobs, 4).tokens, 0);
+  // Tokens whose KV spans versions are never on policy.
+  auto groups = TwoRollouts();
+  for (Rollout& r : groups[0].rollouts) {
+    for (TokenRun& run : r.runs) run.mixed = true;
+  }
+  EXPECT_EQ(CheckOnPolicy(BuildBatch(groups, {}).value(), logprobs, 3).tokens, 0);
+}
+
+// The control could permute nothing, mix groups, or differ from run to run.
+TEST(Batch, RewardsArePermutedWithinTheirGroup) {
+  std::vector<Group> groups(20);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    groups[g].group = static_cast<int64_t>(g);
+    groups[g].rollouts.resize(8);
+    for (size_t i = 0; i < 8; ++i) {
+      groups[g].rollouts[i].rollout = static_cast<int32_t>(i);
+      groups[g].rollouts[i].reward = static_cast<double>(8 * g + i);
+    }
+  }
+  auto permuted = groups, again = groups, other = groups;
+  std::reverse(again.begin(), again.end());
+  PermuteRewards(7, permuted);
+  PermuteRewards(7, again);
+  PermuteRewards(8, other);
+  int moved = 0, differ = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    std::vector<double> a, b;
+    for (size_t i = 0; i < 8; ++i) {
+      a.push_back(groups[g].rollouts[i].reward);
+      b.push_back(permuted[g].rollouts[i].reward);
+      EXPECT_EQ(permuted[g].rollouts[i].reward, again[groups.size() - 1 - g].rollouts[i].reward);
+      differ += permuted[g].rollouts[i].reward != other[g].rollouts[i].reward;
+    }
+    moved += a != b;
+    std::sort(b.begin(), b.end());
+    EXPECT_EQ(a, b);
+  }
+  EXPECT_GT(moved, 15);
+  EXPECT_GT(differ, 50);
+}
+
+}  // namespace
+}  // namespace temper::trainer

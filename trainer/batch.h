@@ -1,0 +1,82 @@
+// From a forest of trajectories to tree batches for the engine, and back from losses to one scalar per node.
+//
+// Everything is put in canonical order first (groups by number, rollouts by index, children by call and choice), so a batch is a pure
+// function of the set of groups: order of arrival never enters. Equal prefixes merge where token, position and 1/T agree; a shared
+// node gets the sum of the coefficients of all rollouts that pass through it (docs/algorithm_block.md 4, docs/design.md 2).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/status.h"
+#include "engine/train_pass.h"
+#include "engine/tree_batch.h"
+#include "trainer/algorithm.h"
+#include "trainer/loss.h"
+#include "trainer/trajectory.h"
+
+namespace temper::trainer {
+
+// A sampled token of a rollout, in the order in which the rollout's tokens were sampled.
+struct SampledToken {
+  int32_t chunk = 0;  // which tree of the batch
+  int32_t node = 0;   // pre-order index in that tree
+  float logprob = 0;  // recorded when it was sampled
+  int64_t version = 0;  // step
+  bool mixed = false;
+  bool trainable = true;
+  int32_t turn = 0;     // rank of its call among the rollout's calls that sampled anything
+  int64_t segment = 0;  // branch: a call that continues the last token of a segment belongs to it, else it opens a new one
+};
+
+struct BatchChunk {
+  engine::TreeBatch tree;
+  std::vector<uint8_t> wanted;  // per node: some rollout sampled it
+};
+
+// How to score a chunk: sampled tokens only. `keep`: a backward pass follows.
+inline engine::ForwardOptions Wanting(const BatchChunk& chunk, bool keep = true) {
+  engine::ForwardOptions options;
+  options.wanted = chunk.wanted;
+  options.keep = keep;
+  return options;
+}
+
+struct Batch {
+  std::vector<Group> groups;       // canonical order
+  std::vector<BatchChunk> chunks;  // independent forests; more than one only when one would not fit in memory
+  std::vector<std::vector<std::vector<SampledToken>>> samples;  // [group][rollout][k]
+  int64_t logical_tokens = 0;  // every root-to-leaf path counted by itself
+  int64_t tree_tokens = 0;     // nodes after merging
+};
+
+struct BatchOptions {
+  bool merge = true;              // false: every root-to-leaf path is a row of its own
+  int64_t max_chunk_nodes = INT64_MAX;  // of the nodes before merging across rollouts; a single rollout may exceed it
+};
+
+// Takes the groups of one lease in any order. kInvalidArgument: a sampled token with nothing before it (it has no logprob), a
+// group or rollout twice.
+Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options);
+
+// The input of ComputeLoss: one entry per sampled token. `logprobs[chunk][node]`.
+std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::vector<float>> logprobs);
+
+// The coefficient of each node of each chunk: the sum over the sampled tokens that lie on it. Sums in double, in canonical order.
+std::vector<std::vector<float>> NodeCoefficients(const Batch& batch, const std::vector<std::vector<std::vector<double>>>& coef);
+
+// Rewards exchanged among the rollouts of each group by a permutation drawn from (seed, group): the control whose policy must not
+// learn.
+void PermuteRewards(uint64_t seed, std::vector<Group>& groups);
+
+// Agreement of the trainer with the workers: sampled tokens whose recorded version is the one the trainer scored with.
+struct OnPolicyCheck {
+  int64_t tokens = 0;
+  double max_deviation = 0;    // max |exp(logp_new - logp_recorded) - 1|; 0 exactly when all are equal to the bit
+  std::string first_mismatch;  // "session 3.0.1, token 17: recorded -1.25, recomputed -1.2500001"; empty when there is none
+  void Merge(const OnPolicyCheck& other);
+};
+OnPolicyCheck CheckOnPolicy(const Batch& batch, std::span<const std::vector<float>> logprobs, int64_t version);
+
+}  // namespace temper::trainer

@@ -1,0 +1,176 @@
+#include "trainer/checkpoint.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "common/file.h"
+#include "common/json.h"
+#include "common/log.h"
+#include "common/rng.h"
+#include "common/strings.h"
+#include "engine/files/mapped_file.h"
+#include "engine/files/model_file.h"
+#include "engine/files/safetensors.h"
+
+namespace temper::trainer {
+namespace {
+
+constexpr const char* kManifest = "checkpoint.json";
+constexpr const char* kOptimizer = "optimizer.safetensors";
+
+std::string Folder(const std::string& run_dir) { return run_dir + "/checkpoints"; }
+
+// 64-bit hash of a file's bytes; against accidents, not adversaries.
+Result<std::string> HashFile(const std::string& path) {
+  ASSIGN_OR_RETURN(const engine::MappedFile file, engine::MappedFile::Open(path));
+  const auto bytes = file.bytes();
+  uint64_t hash = Mix64(bytes.size());
+  size_t at = 0;
+  for (; at + 8 <= bytes.size(); at += 8) {
+    uint64_t word;
+    std::memcpy(&word, bytes.data() + at, 8);
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 32;
+  }
+  for (; at < bytes.size(); ++at) hash = Mix64(hash ^ static_cast<uint64_t>(bytes[at]));
+  return fmt::format("{:016x}", Mix64(hash));
+}
+
+Status SyncFile(const std::string& path) {
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(path, errno);
+  if (::fsync(fd.get()) != 0) return ErrnoStatus(path + ": fsync", errno);
+  return Status::Ok();
+}
+
+// Steps of the checkpoint folders, newest first.
+Result<std::vector<int64_t>> Steps(const std::string& run_dir) {
+  std::vector<int64_t> steps;
+  if (!IsDirectory(Folder(run_dir))) return steps;
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, ListDir(Folder(run_dir)));
+  for (const std::string& name : names) {
+    int64_t step;
+    if (ParseInt(name, &step) && step >= 0 && std::to_string(step) == name) steps.push_back(step);
+  }
+  std::sort(steps.rbegin(), steps.rend());
+  return steps;
+}
+
+Status WriteOptimizer(const std::string& path, const AdamW& optimizer) {
+  std::vector<engine::TensorToWrite> tensors;
+  for (const auto& [prefix, moment] : {std::pair("m.", &optimizer.first_moment()), std::pair("v.", &optimizer.second_moment())}) {
+    for (size_t i = 0; i < moment->tensors().size(); ++i) {
+      const engine::TensorSpec& spec = moment->tensors()[i];
+      tensors.push_back({.name = prefix + spec.name, .shape = spec.shape, .f32 = moment->tensor(i)});
+    }
+  }
+  return engine::WriteSafetensors(path, tensors, engine::FileType::kF32);
+}
+
+Status ReadMoment(const engine::SafetensorsFile& file, const std::string& prefix, engine::Parameters& moment) {
+  for (size_t i = 0; i < moment.tensors().size(); ++i) {
+    const engine::TensorSpec& spec = moment.tensors()[i];
+    const engine::FileTensor* tensor = file.Find(prefix + spec.name);
+    if (!tensor || tensor->shape != spec.shape) {
+      return DataLoss(fmt::format("{}: tensor {}{} is missing or of another shape", kOptimizer, prefix, spec.name));
+    }
+    engine::ReadElements(tensor->type, tensor->bytes, moment.tensor(i));
+  }
+  return Status::Ok();
+}
+
+Result<Checkpoint> LoadCheckpoint(const std::string& dir) {
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(dir + "/" + kManifest, 1 << 20));
+  ASSIGN_OR_RETURN(const json::value value, ParseJson(text));
+  const JsonRef manifest(value);
+  ASSIGN_OR_RETURN(const JsonRef format_field, manifest.Field("format"));
+  ASSIGN_OR_RETURN(const int64_t format, format_field.Int());
+  if (format != 1) return FailedPrecondition(fmt::format("checkpoint format {} is not known here", format));
+  ASSIGN_OR_RETURN(const JsonRef files, manifest.Field("files"));
+  if (!files.value().is_object()) return files.Error("expected an object");
+  for (const auto& [name, hash] : files.value().get_object()) {
+    const std::string file(name);
+    ASSIGN_OR_RETURN(const std::string found, HashFile(dir + "/" + file));
+    if (!hash.is_string() || found != std::string_view(hash.get_string())) {
+      return DataLoss(fmt::format("{}: bytes do not match their hash", file));
+    }
+  }
+  if (!files.Has("model.safetensors") || !files.Has(kOptimizer)) return DataLoss("the list of files is incomplete");
+
+  Checkpoint checkpoint;
+  ASSIGN_OR_RETURN(const JsonRef step, manifest.Field("step"));
+  ASSIGN_OR_RETURN(checkpoint.step, step.Int());
+  ASSIGN_OR_RETURN(checkpoint.sft_tokens, manifest.IntOr("sft_tokens", 0));
+  ASSIGN_OR_RETURN(const JsonRef plan, manifest.Field("plan"));
+  checkpoint.plan_json = PrintJson(plan.value());
+  ASSIGN_OR_RETURN(engine::ModelFile model, engine::LoadModel(dir));
+  checkpoint.params = std::move(model.params);
+  ASSIGN_OR_RETURN(const engine::SafetensorsFile optimizer, engine::SafetensorsFile::Open(dir + "/" + kOptimizer));
+  engine::Parameters m(checkpoint.params.config()), v(checkpoint.params.config());
+  RETURN_IF_ERROR(ReadMoment(optimizer, "m.", m));
+  RETURN_IF_ERROR(ReadMoment(optimizer, "v.", v));
+  ASSIGN_OR_RETURN(const int64_t optimizer_steps, manifest.IntOr("optimizer_steps", 0));
+  checkpoint.optimizer.Restore(optimizer_steps, std::move(m), std::move(v));
+  return checkpoint;
+}
+
+}  // namespace
+
+Status SaveCheckpoint(const std::string& run_dir, const Checkpoint& checkpoint, const text::TextFiles& text, int keep) {
+  const std::string folder = Folder(run_dir);
+  const std::string name = std::to_string(checkpoint.step);
+  const std::string temporary = folder + "/.writing-" + name, final_path = folder + "/" + name;
+  RETURN_IF_ERROR(MakeDirs(folder));
+  RETURN_IF_ERROR(RemoveAll(temporary));
+  RETURN_IF_ERROR(engine::SaveHuggingFace(temporary, checkpoint.params.config(), checkpoint.params, text, engine::FileType::kF32));
+  RETURN_IF_ERROR(WriteOptimizer(temporary + "/" + kOptimizer, checkpoint.optimizer));
+
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, ListDir(temporary));
+  ASSIGN_OR_RETURN(const json::value plan, ParseJson(checkpoint.plan_json));
+  JsonWriter manifest;
+  manifest.BeginObject().Key("format").Int(1).Key("step").Int(checkpoint.step);
+  manifest.Key("optimizer_steps").Int(checkpoint.optimizer.steps()).Key("sft_tokens").Int(checkpoint.sft_tokens);
+  manifest.Key("plan").Value(plan).Key("files").BeginObject();
+  for (const std::string& file : names) {
+    RETURN_IF_ERROR(SyncFile(temporary + "/" + file));
+    ASSIGN_OR_RETURN(const std::string hash, HashFile(temporary + "/" + file));
+    manifest.Key(file).String(hash);
+  }
+  manifest.EndObject().EndObject();
+  RETURN_IF_ERROR(WriteFileAtomic(temporary + "/" + kManifest, manifest.Take() + "\n"));
+  RETURN_IF_ERROR(SyncDir(temporary));
+  // A folder of that step can only be left from before a rollback, or broken.
+  RETURN_IF_ERROR(RemoveAll(final_path));
+  RETURN_IF_ERROR(Rename(temporary, final_path));
+  RETURN_IF_ERROR(SyncDir(folder));
+
+  ASSIGN_OR_RETURN(const std::vector<int64_t> steps, Steps(run_dir));
+  int newer = 0;
+  for (int64_t step : steps) {
+    // What is newer was made before a rollback and is no longer part of this run.
+    if (step <= checkpoint.step && newer++ < keep) continue;
+    RETURN_IF_ERROR(RemoveAll(folder + "/" + std::to_string(step)));
+  }
+  return Status::Ok();
+}
+
+Result<Checkpoint> LoadNewestCheckpoint(const std::string& run_dir) {
+  ASSIGN_OR_RETURN(const std::vector<int64_t> steps, Steps(run_dir));
+  for (int64_t step : steps) {
+    const std::string dir = Folder(run_dir) + "/" + std::to_string(step);
+    Result<Checkpoint> checkpoint = LoadCheckpoint(dir);
+    if (checkpoint.ok() && checkpoint->step == step) return checkpoint;
+    log::Warn("checkpoint passed over", {{"path", dir}, {"error", checkpoint.ok() ? "its step is another" : checkpoint.status().message()}});
+  }
+  return NotFound(run_dir + ": no valid checkpoint");
+}
+
+}  // namespace temper::trainer

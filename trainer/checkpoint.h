@@ -1,0 +1,35 @@
+// Checkpoints: RUN/checkpoints/STEP, each a Hugging Face folder (so a checkpoint is a MODEL) with the optimizer's state beside.
+//
+//   config.json, model.safetensors (fp32 master), tokenizer files
+//   optimizer.safetensors  "m.NAME", "v.NAME", F32
+//   checkpoint.json        {"format":1,"step":n,"optimizer_steps":n,"sft_tokens":n,"plan":{...},"files":{"model.safetensors":"hash",...}}
+//
+// A checkpoint is written beside its final name, fsynced and renamed: it exists whole or not at all, and its hashes are checked
+// when it is loaded.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common/status.h"
+#include "engine/parameters.h"
+#include "text/text_model.h"
+#include "trainer/adamw.h"
+
+namespace temper::trainer {
+
+struct Checkpoint {
+  int64_t step = 0;
+  int64_t sft_tokens = 0;
+  std::string plan_json = "{}";  // one JSON object, kept on resume
+  engine::Parameters params;
+  AdamW optimizer;
+};
+
+// Writes RUN/checkpoints/STEP, durable on return, then removes all but the newest `keep`.
+Status SaveCheckpoint(const std::string& run_dir, const Checkpoint& checkpoint, const text::TextFiles& text, int keep);
+
+// The newest valid checkpoint; broken ones are passed over with a warning. kNotFound when there is none.
+Result<Checkpoint> LoadNewestCheckpoint(const std::string& run_dir);
+
+}  // namespace temper::trainer

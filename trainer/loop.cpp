@@ -1,0 +1,474 @@
+#include "trainer/loop.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "common/file.h"
+#include "common/json.h"
+#include "common/log.h"
+#include "common/strings.h"
+#include "engine/train_pass.h"
+#include "trainer/batch.h"
+#include "trainer/checkpoint.h"
+#include "trainer/loss.h"
+#include "trainer/prove.h"
+
+namespace temper::trainer {
+namespace {
+
+constexpr uint32_t kLeaseWaitMs = 500;
+constexpr double kPoolPatienceS = 120;  // how long the pool may be away, a restart included
+constexpr int64_t kProofTokens = 1 << 16;
+
+std::string MetricsPath(const std::string& run_dir) { return run_dir + "/metrics.jsonl"; }
+std::string EvaluationsPath(const std::string& run_dir) { return run_dir + "/evaluations.jsonl"; }
+
+// Lines of a JSON Lines file that parse; a torn last line (the process died in it) is dropped. Absent file: none.
+Result<std::vector<std::pair<std::string, json::value>>> ReadLines(const std::string& path) {
+  std::vector<std::pair<std::string, json::value>> lines;
+  if (!Exists(path)) return lines;
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  for (const std::string& line : Split(text, '\n')) {
+    Result<json::value> value = ParseJson(line);
+    if (value.ok() && value->is_object()) lines.emplace_back(line, std::move(*value));
+  }
+  return lines;
+}
+
+// A quarter of the memory that is free now; 1 GiB where that is unknown.
+int64_t AutoMemory() {
+  const Result<std::string> text = ReadFile("/proc/meminfo");
+  if (text.ok()) {
+    for (const std::string& line : Split(*text, '\n')) {
+      const std::vector<std::string> words = Split(line, ' ');
+      int64_t kib = 0;
+      if (words[0] == "MemAvailable:" && words.size() > 2 && ParseInt(words[words.size() - 2], &kib)) return kib * 1024 / 4;
+    }
+  }
+  return int64_t{1} << 30;
+}
+
+// The largest number of nodes whose forward and backward fit into `bytes`; at least one row of the model fits in any case.
+int64_t ChunkNodes(const engine::ModelConfig& config, engine::Profile profile, int64_t bytes) {
+  int64_t low = 1024, high = int64_t{1} << 24;
+  while (low + 256 < high) {
+    const int64_t middle = (low + high) / 2;
+    const bool fits = static_cast<int64_t>(engine::TrainPass::EstimateBytes(config, profile, middle, middle / 16 + 1)) <= bytes;
+    (fits ? low : high) = middle;
+  }
+  return low;
+}
+
+// What one optimizer step says of itself: the line of metrics.jsonl and the live view.
+struct StepReport {
+  int64_t step = 0;     // after it; trained with version step-1
+  int64_t groups = 0, rollouts = 0;
+  double reward_mean = 0;
+  std::map<std::string, int64_t> outcomes;
+  double loss = 0;
+  LossMetrics loss_metrics;
+  int64_t tree_tokens = 0, logical_tokens = 0;
+  OnPolicyCheck on_policy;
+  int64_t staleness_max = 0;
+  double staleness_mean = 0;
+  AdamW::Report optimizer;
+  bool again = false;
+  double wait_s = 0, forward_s = 0, backward_s = 0, optimizer_s = 0, publish_s = 0, checkpoint_s = 0, wall_s = 0;
+};
+
+std::string MetricsLine(const StepReport& r) {
+  JsonWriter w;
+  w.BeginObject().Key("step").Int(r.step).Key("version").Int(r.step - 1).Key("reward_mean").Double(r.reward_mean);
+  w.Key("groups").Int(r.groups).Key("rollouts").Int(r.rollouts).Key("outcomes").BeginObject();
+  for (const auto& [name, count] : r.outcomes) w.Key(name).Int(count);
+  w.EndObject();
+  w.Key("loss").Double(r.loss).Key("grad_norm").Double(r.optimizer.grad_norm).Key("lr").Double(r.optimizer.lr);
+  w.Key("tokens_trained").Int(r.loss_metrics.tokens).Key("sequences").Int(r.loss_metrics.sequences);
+  w.Key("tree_tokens").Int(r.tree_tokens).Key("logical_tokens").Int(r.logical_tokens);
+  w.Key("on_policy_tokens").Int(r.on_policy.tokens);
+  w.Key("importance_ratio_max_dev_on_policy").Double(r.on_policy.max_deviation);
+  w.Key("staleness_max").Int(r.staleness_max).Key("staleness_mean").Double(r.staleness_mean);
+  w.Key("zero_signal_groups").Int(r.loss_metrics.zero_signal_groups);
+  w.Key("clip_fraction_low").Double(r.loss_metrics.clip_fraction_low);
+  w.Key("clip_fraction_high").Double(r.loss_metrics.clip_fraction_high);
+  if (r.loss_metrics.has_mismatch) {
+    w.Key("mismatch_k1").Double(r.loss_metrics.mismatch_k1).Key("mismatch_k3").Double(r.loss_metrics.mismatch_k3);
+    w.Key("log_ppl_diff").Double(r.loss_metrics.log_ppl_diff).Key("ppl_ratio").Double(r.loss_metrics.ppl_ratio);
+    w.Key("chi2_token").Double(r.loss_metrics.chi2_token).Key("chi2_seq").Double(r.loss_metrics.chi2_seq);
+  }
+  w.Key("ess").Double(r.loss_metrics.ess).Key("again").Bool(r.again);
+  w.Key("wait_s").Double(r.wait_s).Key("forward_s").Double(r.forward_s).Key("backward_s").Double(r.backward_s);
+  w.Key("optimizer_s").Double(r.optimizer_s).Key("publish_s").Double(r.publish_s).Key("checkpoint_s").Double(r.checkpoint_s);
+  w.Key("wall_s").Double(r.wall_s).EndObject();
+  return w.Take() + "\n";
+}
+
+class Loop {
+ public:
+  Loop(const TrainerOptions& options, const text::TextFiles& text, TrainerDoors& doors)
+      : options_(options), text_(text), doors_(doors), pass_(doors.engine), start_s_(doors.clock.NowS()) {}
+
+  Status Run(const engine::Parameters& initial) {
+    RETURN_IF_ERROR(LoadOrInitialise(initial));
+    RETURN_IF_ERROR(CutMetrics());
+    grads_ = engine::Gradients(state_.params.config());
+    RETURN_IF_ERROR(PublishWeights());
+    // Paused before it may admit anything: the first evaluation holds the version.
+    const bool evaluate_first = WantsEvaluation(state_.step);
+    RETURN_IF_ERROR(WithPool("pause", [&] { return doors_.pool.Pause(evaluate_first); }));
+    RETURN_IF_ERROR(WithPool("attach", [&]() -> Status {
+      return doors_.pool.AttachTrainer(options_.incarnation, state_.step).status();
+    }));
+    if (evaluate_first) RETURN_IF_ERROR(Evaluate());
+    while (state_.step < options_.steps) RETURN_IF_ERROR(Step());
+    return Status::Ok();
+  }
+
+ private:
+  bool stopped() const { return doors_.stopped.load(std::memory_order_relaxed); }
+  double Now() const { return doors_.clock.NowS(); }
+
+  // Repeats a call while the pool is away (it may be restarting), for a bounded time.
+  Status WithPool(const char* what, const std::function<Status()>& call) {
+    const double give_up_s = Now() + kPoolPatienceS;
+    while (true) {
+      const Status status = call();
+      const bool away = status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kDeadlineExceeded;
+      if (!away) return status.ok() ? status : status.WithContext(fmt::format("data pool, {}", what));
+      if (stopped()) return Cancelled("stopped while the data pool was away");
+      if (Now() > give_up_s) return status.WithContext(fmt::format("data pool, {}: away for {:g} s", what, kPoolPatienceS));
+      doors_.clock.SleepS(0.1);
+    }
+  }
+
+  Status LoadOrInitialise(const engine::Parameters& initial) {
+    Result<Checkpoint> loaded = LoadNewestCheckpoint(options_.run_dir);
+    if (loaded.ok()) {
+      state_ = std::move(*loaded);
+      ASSIGN_OR_RETURN(const json::value plan, ParseJson(state_.plan_json));
+      ASSIGN_OR_RETURN(const JsonRef profile_field, JsonRef(plan).Field("numerics"));
+      ASSIGN_OR_RETURN(const std::string profile, profile_field.String());
+      if (profile != engine::ProfileName(options_.profile)) {
+        return FailedPrecondition(fmt::format("the run was started with numerics {}, not {}", profile, engine::ProfileName(options_.profile)));
+      }
+      ASSIGN_OR_RETURN(const JsonRef nodes, JsonRef(plan).Field("max_chunk_nodes"));
+      ASSIGN_OR_RETURN(max_chunk_nodes_, nodes.Int());
+      log::Info("resumed", {{"step", state_.step}});
+      return Status::Ok();
+    }
+    if (loaded.status().code() != StatusCode::kNotFound) return loaded.status();
+
+    const int64_t memory = options_.memory_bytes > 0 ? options_.memory_bytes : AutoMemory();
+    max_chunk_nodes_ = ChunkNodes(initial.config(), options_.profile, memory);
+    state_.params = initial;
+    state_.plan_json = fmt::format("{{\"numerics\":\"{}\",\"max_chunk_nodes\":{}}}", engine::ProfileName(options_.profile), max_chunk_nodes_);
+    if (options_.sft && options_.sft->tokens > 0) {
+      auto progress = [&](const SftReport& r) {
+        doors_.metrics["sft_tokens"].Set(static_cast<double>(r.tokens));
+        doors_.metrics["sft_steps"].Set(static_cast<double>(r.steps));
+        doors_.metrics["sft_loss"].Set(r.last_loss);
+        doors_.metrics["sft_tokens_per_s"].Set(r.wall_s > 0 ? static_cast<double>(r.tokens) / r.wall_s : 0);
+      };
+      ASSIGN_OR_RETURN(const SftReport sft,
+                       RunSft(doors_.engine, options_.profile, *options_.sft, doors_.sft_source, state_.params,
+                              options_.run_dir + "/sft.jsonl", [&] { return stopped(); }, progress));
+      state_.sft_tokens = sft.tokens;
+      doors_.metrics.Say(fmt::format("SFT: {} tokens in {:.1f} s, loss {:.3f} -> {:.3f}", sft.tokens, sft.wall_s, sft.first_loss, sft.last_loss));
+    }
+    state_.optimizer = AdamW(initial.config());
+    return SaveCheckpoint(options_.run_dir, state_, text_, options_.keep);
+  }
+
+  // What was written after the checkpoint belongs to steps that will be done again.
+  Status CutMetrics() {
+    ASSIGN_OR_RETURN(const auto lines, ReadLines(MetricsPath(options_.run_dir)));
+    std::string kept;
+    for (const auto& [text, value] : lines) {
+      ASSIGN_OR_RETURN(const int64_t step, JsonRef(value).IntOr("step", 0));
+      if (step <= state_.step) kept += text + "\n";
+    }
+    doors_.metrics["step"].Set(static_cast<double>(state_.step));
+    return WriteFileAtomic(MetricsPath(options_.run_dir), kept);
+  }
+
+  Status PublishWeights() {
+    weights_ = engine::ComputeWeights::FromParameters(state_.params, options_.profile);
+    ASSIGN_OR_RETURN(const std::span<std::byte> out, doors_.weights.Begin());
+    if (out.size() != weights_.bytes().size()) {
+      return Internal(fmt::format("weight sync offers {} bytes for {}", out.size(), weights_.bytes().size()));
+    }
+    std::memcpy(out.data(), weights_.bytes().data(), out.size());
+    RETURN_IF_ERROR(doors_.weights.Publish(state_.step, weights_.ComputeDigest(), [&] { return stopped(); }));
+    doors_.metrics["version"].Set(static_cast<double>(state_.step));
+    return Status::Ok();
+  }
+
+  bool WantsEvaluation(int64_t version) const {
+    if (!options_.evaluate) return false;
+    return version == 0 || version == options_.steps || (options_.eval_every > 0 && version % options_.eval_every == 0);
+  }
+
+  // Evaluations are numbered along their schedule, so a repeated one has its former number.
+  int64_t EvaluationNumber(int64_t version) const {
+    int64_t number = 0;
+    for (int64_t v = 0; v < version; ++v) number += WantsEvaluation(v);
+    return number;
+  }
+
+  // The pool is paused already. After the last step it stays so: nothing more is to be sampled.
+  Status Evaluate() {
+    const int64_t version = state_.step, number = EvaluationNumber(version);
+    Result<Evaluation> evaluation = doors_.evaluator(number, version);
+    if (!evaluation.ok()) return evaluation.status().WithContext(fmt::format("evaluation {} at version {}", number, version));
+    OnPolicyCheck check;
+    if (!evaluation->probe.empty()) {
+      ASSIGN_OR_RETURN(check, Probe(evaluation->probe, version));
+      if (!check.first_mismatch.empty()) return Disagreement(check, version);
+    }
+    JsonWriter w;
+    w.BeginObject().Key("evaluation").Int(number).Key("version").Int(version).Key("pass_rate").Double(evaluation->pass_rate);
+    w.Key("families").BeginObject();
+    for (const auto& [family, rate] : evaluation->families) w.Key(family).Double(rate);
+    w.EndObject().Key("on_policy_tokens").Int(check.tokens);
+    w.Key("importance_ratio_max_dev_on_policy").Double(check.max_deviation).EndObject();
+    ASSIGN_OR_RETURN(const auto lines, ReadLines(EvaluationsPath(options_.run_dir)));
+    std::string text;
+    for (const auto& [line, value] : lines) {
+      ASSIGN_OR_RETURN(const int64_t other, JsonRef(value).IntOr("evaluation", -1));
+      if (other != number) text += line + "\n";
+    }
+    RETURN_IF_ERROR(WriteFileAtomic(EvaluationsPath(options_.run_dir), text + w.Take() + "\n"));
+    doors_.metrics["pass_rate"].Set(evaluation->pass_rate);
+    doors_.metrics.Say(fmt::format("evaluation at version {}: {:.3f}", version, evaluation->pass_rate));
+    if (version == options_.steps) return Status::Ok();
+    return WithPool("pause", [&] { return doors_.pool.Pause(false); });
+  }
+
+  // Forward only, over rollouts drawn at the version that is scored.
+  Result<OnPolicyCheck> Probe(const std::vector<std::string>& trajectories, int64_t version) {
+    std::vector<Group> groups;
+    for (size_t i = 0; i < trajectories.size(); ++i) {
+      ASSIGN_OR_RETURN(Rollout rollout, ParseTrajectory(trajectories[i], state_.params.config().vocab));
+      rollout.rollout = static_cast<int32_t>(i);
+      if (groups.empty()) groups.emplace_back();
+      groups[0].rollouts.push_back(std::move(rollout));
+    }
+    ASSIGN_OR_RETURN(const Batch batch, BuildBatch(std::move(groups), {.merge = options_.tree, .max_chunk_nodes = max_chunk_nodes_}));
+    ASSIGN_OR_RETURN(const auto logprobs, ForwardAll(batch, /*keep=*/false));
+    return CheckOnPolicy(batch, logprobs, version);
+  }
+
+  Status Disagreement(const OnPolicyCheck& check, int64_t version) const {
+    return DataLoss(fmt::format(
+        "trainer and rollout worker disagree at version {}: {} of tokens drawn and scored with the same weights: importance ratio off by "
+        "{:.3g} at most; {}. The weights a worker serves or the stored logprobs are not what they should be",
+        version, check.tokens, check.max_deviation, check.first_mismatch));
+  }
+
+  Result<std::vector<std::vector<float>>> ForwardAll(const Batch& batch, bool keep) {
+    std::vector<std::vector<float>> logprobs;
+    for (const BatchChunk& chunk : batch.chunks) {
+      ASSIGN_OR_RETURN(const std::span<const float> row, pass_.Forward(weights_, chunk.tree, Wanting(chunk, keep)));
+      logprobs.emplace_back(row.begin(), row.end());
+    }
+    return logprobs;
+  }
+
+  // The next batch of the pool; waits for it.
+  Result<datapool::LeaseReply> Lease() {
+    while (true) {
+      if (stopped()) return Cancelled("stopped");
+      datapool::LeaseReply reply;
+      RETURN_IF_ERROR(WithPool("lease", [&]() -> Status {
+        Result<datapool::LeaseReply> lease = doors_.pool.Lease(options_.incarnation, state_.step, kLeaseWaitMs);
+        if (lease.ok()) reply = std::move(*lease);
+        return lease.status();
+      }));
+      if (reply.ready) return reply;
+      if (reply.closed) return Cancelled("the data pool was closed");
+      if (reply.exhausted) {
+        return FailedPrecondition(fmt::format("no task is left and what still runs cannot fill batch {}; give more tasks or fewer trainer.steps",
+                                              state_.step));
+      }
+    }
+  }
+
+  Result<std::vector<Group>> Parse(const datapool::LeaseReply& lease, StepReport& report) const {
+    std::vector<Group> groups;
+    double reward = 0, staleness = 0;
+    for (const datapool::LeasedGroup& leased : lease.groups) {
+      Group& group = groups.emplace_back();
+      group.group = leased.group;
+      group.version_admitted = leased.version_admitted;
+      const int64_t age = state_.step - leased.version_admitted;
+      report.staleness_max = std::max(report.staleness_max, age);
+      staleness += static_cast<double>(age);
+      for (size_t i = 0; i < leased.members.size(); ++i) {
+        ASSIGN_OR_RETURN(Rollout rollout, ParseTrajectory(leased.members[i], state_.params.config().vocab));
+        rollout.rollout = leased.rollouts[i];
+        reward += rollout.reward;
+        ++report.outcomes[OutcomeName(rollout.outcome)];
+        ++report.rollouts;
+        group.rollouts.push_back(std::move(rollout));
+      }
+    }
+    report.groups = static_cast<int64_t>(groups.size());
+    if (report.rollouts > 0) report.reward_mean = reward / static_cast<double>(report.rollouts);
+    if (report.groups > 0) report.staleness_mean = staleness / static_cast<double>(report.groups);
+    return groups;
+  }
+
+  Status Step() {
+    StepReport report;
+    report.step = state_.step + 1;
+    double mark = Now();
+    auto lap = [&] {
+      const double now = Now();
+      return now - std::exchange(mark, now);
+    };
+    ASSIGN_OR_RETURN(const datapool::LeaseReply lease, Lease());
+    report.again = lease.again;
+    report.wait_s = lap();
+
+    ASSIGN_OR_RETURN(std::vector<Group> groups, Parse(lease, report));
+    if (options_.permute_rewards) PermuteRewards(options_.seed, groups);
+    const BatchOptions layout = {.merge = options_.tree, .max_chunk_nodes = max_chunk_nodes_};
+    ASSIGN_OR_RETURN(const Batch batch, BuildBatch(std::move(groups), layout));
+    report.tree_tokens = batch.tree_tokens;
+    report.logical_tokens = batch.logical_tokens;
+
+    // The loss needs every logprob of the step before the first backward. One chunk keeps its activations; several are run again.
+    const bool single = batch.chunks.size() == 1;
+    ASSIGN_OR_RETURN(const auto logprobs, ForwardAll(batch, single));
+    report.on_policy = CheckOnPolicy(batch, logprobs, state_.step);
+    if (!report.on_policy.first_mismatch.empty()) return Disagreement(report.on_policy, state_.step);
+    report.forward_s = lap();
+
+    const LossResult loss = ComputeLoss(options_.algorithm.algorithm, MakeLossGroups(batch, logprobs));
+    report.loss = loss.loss;
+    report.loss_metrics = loss.metrics;
+    if (!std::isfinite(loss.loss)) return Internal(fmt::format("the loss is not finite at step {}", report.step));
+    const std::vector<std::vector<float>> coef = NodeCoefficients(batch, loss.coef);
+    grads_.SetZero();
+    for (size_t c = 0; c < batch.chunks.size(); ++c) {
+      if (!single) RETURN_IF_ERROR(pass_.Forward(weights_, batch.chunks[c].tree, Wanting(batch.chunks[c])).status());
+      pass_.Backward(coef[c], grads_);
+    }
+    report.backward_s = lap();
+    if (options_.prove_tree && options_.tree && !proved_) RETURN_IF_ERROR(Prove(batch, loss, layout));
+    lap();
+
+    if (loss.metrics.tokens > 0) {
+      ASSIGN_OR_RETURN(report.optimizer, state_.optimizer.Step(doors_.engine.threads(), options_.optimizer, grads_, state_.params));
+    }
+    ++state_.step;
+    report.optimizer_s = lap();
+    RETURN_IF_ERROR(PublishWeights());
+    const bool evaluate = WantsEvaluation(state_.step);
+    const bool last = state_.step == options_.steps;
+    // Before the update frees slots, so that nothing is admitted at a version that is to be evaluated first.
+    if (evaluate || last) RETURN_IF_ERROR(WithPool("pause", [&] { return doors_.pool.Pause(true); }));
+    RETURN_IF_ERROR(WithPool("update", [&] { return doors_.pool.Update(options_.incarnation, state_.step - 1); }));
+    report.publish_s = lap();
+    if (last || state_.step % options_.checkpoint_every == 0) {
+      RETURN_IF_ERROR(SaveCheckpoint(options_.run_dir, state_, text_, options_.keep));
+      RETURN_IF_ERROR(WithPool("commit", [&] { return doors_.pool.Commit(state_.step); }));
+    }
+    report.checkpoint_s = lap();
+    report.wall_s = Now() - start_s_;
+    RETURN_IF_ERROR(AppendFile(MetricsPath(options_.run_dir), MetricsLine(report)));
+    Show(report);
+    if (evaluate) RETURN_IF_ERROR(Evaluate());
+    return Status::Ok();
+  }
+
+  Status Prove(const Batch& batch, const LossResult& loss, const BatchOptions& layout) {
+    ASSIGN_OR_RETURN(const TreeProof proof, ProveTree(pass_, weights_, batch.groups, loss.coef, layout, kProofTokens));
+    proved_ = true;
+    const std::string text =
+        fmt::format("{} sampled tokens, {} tokens as rows, {} as a tree: {} logprobs differ, gradient error {:.2e} (at most {:.0e})",
+                    proof.tokens, proof.logical_tokens, proof.tree_tokens, proof.different_logprobs, proof.gradient_error, proof.tolerance);
+    if (!proof.holds()) return DataLoss("tree training differs from separate rows on this batch: " + text + ". trainer.tree: off trains on rows");
+    log::Info("tree training proved", {{"result", text}});
+    doors_.metrics.Say("tree = rows: " + text);
+    return Status::Ok();
+  }
+
+  void Show(const StepReport& r) {
+    Metrics& m = doors_.metrics;
+    m["step"].Set(static_cast<double>(r.step));
+    m["reward_mean"].Set(r.reward_mean);
+    m["loss"].Set(r.loss);
+    m["grad_norm"].Set(r.optimizer.grad_norm);
+    m["tokens_trained"].Add(static_cast<double>(r.loss_metrics.tokens));
+    m["tree_tokens"].Add(static_cast<double>(r.tree_tokens));
+    m["logical_tokens"].Add(static_cast<double>(r.logical_tokens));
+    m["on_policy_tokens"].Add(static_cast<double>(r.on_policy.tokens));
+    m["staleness_max"].Max(static_cast<double>(r.staleness_max));
+    m["weight_updates"].Add();
+    const double train_s = r.forward_s + r.backward_s + r.optimizer_s;
+    m["train_tokens_per_s"].Set(train_s > 0 ? static_cast<double>(r.logical_tokens) / train_s : 0);
+    m["step_s"].Set(r.wait_s + train_s + r.publish_s + r.checkpoint_s);
+    m["wait_s"].Set(r.wait_s);
+    log::Info("step", {{"step", r.step}, {"reward", r.reward_mean}, {"tokens", r.loss_metrics.tokens}, {"grad_norm", r.optimizer.grad_norm},
+                       {"staleness", r.staleness_max}, {"on_policy", r.on_policy.tokens}, {"wait_s", r.wait_s}, {"train_s", train_s}});
+  }
+
+  const TrainerOptions& options_;
+  const text::TextFiles& text_;
+  TrainerDoors& doors_;
+  engine::TrainPass pass_;
+  const double start_s_;
+  Checkpoint state_;
+  engine::Gradients grads_;
+  engine::ComputeWeights weights_;  // of version state_.step
+  int64_t max_chunk_nodes_ = 0;
+  bool proved_ = false;
+};
+
+}  // namespace
+
+Result<TrainTotals> ReadTrainTotals(const std::string& run_dir) {
+  TrainTotals totals;
+  std::set<int64_t> versions;
+  for (const std::string& path : {MetricsPath(run_dir), EvaluationsPath(run_dir)}) {
+    ASSIGN_OR_RETURN(const auto lines, ReadLines(path));
+    for (const auto& [text, value] : lines) {
+      const JsonRef line(value);
+      ASSIGN_OR_RETURN(const int64_t version, line.IntOr("version", 0));
+      ASSIGN_OR_RETURN(const int64_t on_policy, line.IntOr("on_policy_tokens", 0));
+      ASSIGN_OR_RETURN(const double deviation, line.DoubleOr("importance_ratio_max_dev_on_policy", 0));
+      totals.on_policy_tokens += on_policy;
+      totals.ratio_max_dev_on_policy = std::max(totals.ratio_max_dev_on_policy, deviation);
+      if (on_policy > 0 && version >= 1) versions.insert(version);
+      if (!line.Has("step")) continue;
+      ++totals.steps;
+      int64_t* const sums[] = {&totals.tokens_trained, &totals.tree_tokens, &totals.logical_tokens};
+      const char* const names[] = {"tokens_trained", "tree_tokens", "logical_tokens"};
+      for (int i = 0; i < 3; ++i) {
+        ASSIGN_OR_RETURN(const int64_t count, line.IntOr(names[i], 0));
+        *sums[i] += count;
+      }
+      ASSIGN_OR_RETURN(const int64_t staleness, line.IntOr("staleness_max", 0));
+      totals.staleness_max = std::max(totals.staleness_max, staleness);
+      for (const char* name : {"forward_s", "backward_s", "optimizer_s"}) {
+        ASSIGN_OR_RETURN(const double seconds, line.DoubleOr(name, 0));
+        totals.train_s += seconds;
+      }
+    }
+  }
+  totals.on_policy_versions.assign(versions.begin(), versions.end());
+  return totals;
+}
+
+Status RunTraining(const TrainerOptions& options, const engine::Parameters& initial, const text::TextFiles& text, TrainerDoors doors) {
+  Loop loop(options, text, doors);
+  return loop.Run(initial);
+}
+
+}  // namespace temper::trainer

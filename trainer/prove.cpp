@@ -1,0 +1,100 @@
+#include "trainer/prove.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace temper::trainer {
+namespace {
+
+// Allowed |g_tree - g_rows| / |g_rows|. In bf16 the gradients that enter a product are rounded to 8 bits, once per shared node or
+// once per row.
+double Tolerance(engine::Profile profile) { return profile == engine::Profile::kF32 ? 1e-4 : 2e-2; }
+
+struct Scored {
+  Batch batch;
+  std::vector<std::vector<float>> logprobs;
+  engine::Gradients grads;
+};
+
+Result<Scored> Score(engine::TrainPass& pass, const engine::ComputeWeights& weights, std::vector<Group> groups,
+                     const std::vector<std::vector<std::vector<double>>>& coef, const BatchOptions& options) {
+  Scored out{.batch = {}, .logprobs = {}, .grads = engine::Gradients(weights.config())};
+  ASSIGN_OR_RETURN(out.batch, BuildBatch(std::move(groups), options));
+  const std::vector<std::vector<float>> nodes = NodeCoefficients(out.batch, coef);
+  for (size_t c = 0; c < out.batch.chunks.size(); ++c) {
+    const BatchChunk& chunk = out.batch.chunks[c];
+    ASSIGN_OR_RETURN(const std::span<const float> logprobs, pass.Forward(weights, chunk.tree, Wanting(chunk)));
+    out.logprobs.emplace_back(logprobs.begin(), logprobs.end());
+    pass.Backward(nodes[c], out.grads);
+  }
+  return out;
+}
+
+int64_t IdsOf(const Group& group) {
+  int64_t ids = 0;
+  for (const Rollout& rollout : group.rollouts) {
+    for (const TokenRun& run : rollout.runs) ids += static_cast<int64_t>(run.ids.size());
+  }
+  return ids;
+}
+
+}  // namespace
+
+Result<TreeProof> ProveTree(engine::TrainPass& pass, const engine::ComputeWeights& weights, const std::vector<Group>& groups,
+                            const std::vector<std::vector<std::vector<double>>>& coef, const BatchOptions& options,
+                            int64_t max_logical_tokens) {
+  std::vector<Group> part;
+  auto part_coef = coef;
+  int64_t ids = 0;
+  for (const Group& group : groups) {
+    if (!part.empty() && ids + IdsOf(group) > max_logical_tokens) break;
+    part.push_back(group);
+    ids += IdsOf(group);
+  }
+  part_coef.resize(part.size());
+  bool zero = true;
+  for (const auto& group : part_coef) {
+    for (const auto& rollout : group) {
+      zero = zero && std::all_of(rollout.begin(), rollout.end(), [](double c) { return c == 0; });
+    }
+  }
+  if (zero) {
+    for (auto& group : part_coef) {
+      for (auto& rollout : group) std::fill(rollout.begin(), rollout.end(), 1.0);
+    }
+  }
+
+  BatchOptions merged = options, rows = options;
+  merged.merge = true;
+  rows.merge = false;
+  ASSIGN_OR_RETURN(const Scored tree, Score(pass, weights, part, part_coef, merged));
+  ASSIGN_OR_RETURN(const Scored flat, Score(pass, weights, std::move(part), part_coef, rows));
+
+  TreeProof proof;
+  proof.logical_tokens = tree.batch.logical_tokens;
+  proof.tree_tokens = tree.batch.tree_tokens;
+  proof.tolerance = Tolerance(weights.profile());
+  for (size_t g = 0; g < tree.batch.samples.size(); ++g) {
+    for (size_t i = 0; i < tree.batch.samples[g].size(); ++i) {
+      for (size_t k = 0; k < tree.batch.samples[g][i].size(); ++k) {
+        const SampledToken& a = tree.batch.samples[g][i][k];
+        const SampledToken& b = flat.batch.samples[g][i][k];
+        ++proof.tokens;
+        proof.different_logprobs += tree.logprobs[a.chunk][a.node] != flat.logprobs[b.chunk][b.node];
+      }
+    }
+  }
+  double difference = 0, norm = 0;
+  const auto x = tree.grads.flat(), y = flat.grads.flat();
+  for (size_t k = 0; k < x.size(); ++k) {
+    const double d = static_cast<double>(x[k]) - y[k];
+    difference += d * d;
+    norm += static_cast<double>(y[k]) * y[k];
+  }
+  proof.gradient_error = difference == 0 ? 0 : std::sqrt(difference / norm);
+  if (std::isnan(proof.gradient_error)) proof.gradient_error = HUGE_VAL;
+  return proof;
+}
+
+}  // namespace temper::trainer
