@@ -1,0 +1,384 @@
+#include "job/job.h"
+
+#include <algorithm>
+
+#include "common/json.h"
+#include "common/strings.h"
+
+namespace temper::job {
+namespace {
+
+constexpr char kNotBuilt[] = "is documented but not built into this version";
+
+void ReadModel(ConfigBlock root, Job* job) {
+  ConfigBlock model = root.Block("model");
+  if (model.Has("create") && model.Has("path")) {
+    model.Fail("create", "has no effect beside model.path; give one of the two");
+  }
+  if (model.Has("create")) {
+    model.Refuse("path", "has no effect beside model.create");
+    ConfigBlock block = model.Block("create");
+    Job::Create create;
+    auto size = [&](const char* key, int fallback, double max) {
+      return static_cast<int>(block.Int(key, fallback, {.min = 1, .max = max}));
+    };
+    create.layers = size("layers", create.layers, 256);
+    create.width = size("width", create.width, 16384);
+    create.heads = size("heads", create.heads, 256);
+    create.kv_heads = size("kv_heads", std::min(create.kv_heads, create.heads), 256);
+    create.ffn = size("ffn", create.ffn, 65536);
+    create.max_positions = size("max_positions", create.max_positions, 1 << 20);
+    block.Choice("vocab", "tasks", {"tasks"});
+    if (create.width % create.heads != 0) block.Fail("heads", "must divide model.create.width (" + std::to_string(create.width) + ")");
+    else if (create.width / create.heads % 2 != 0) block.Fail("heads", "leaves an odd head size; rotary positions need an even one");
+    if (create.heads % create.kv_heads != 0) block.Fail("kv_heads", "must divide model.create.heads (" + std::to_string(create.heads) + ")");
+    block.Finish();
+    job->model.create = create;
+  } else {
+    model.Require("path", "a model folder, a GGUF file, a checkpoint or a fetched name (or model.create, a new policy)");
+    job->model.path = model.Has("path") ? model.String("path", "") : "";
+    if (model.Has("path") && job->model.path.empty()) model.Fail("path", "is empty");
+    model.Refuse("create", "has no effect beside model.path");
+  }
+  model.Finish();
+}
+
+TaskList ReadTaskList(ConfigBlock block, bool evaluation) {
+  TaskList list;
+  int kinds = 0;
+  for (const char* key : {"generator", "jsonl", "command", "folder"}) kinds += block.Has(key);
+  block.Refuse("command", kNotBuilt);
+  block.Refuse("folder", kNotBuilt);
+  if (kinds > 1) block.Fail("", "give one of generator, jsonl, command, folder");
+  if (block.Has("jsonl")) {
+    list.jsonl = block.String("jsonl", "");
+    block.Refuse("count", "has no effect with jsonl: the file has as many tasks as lines");
+    block.Refuse("split", "has no effect with jsonl: give two files");
+    block.Refuse("generator", "has no effect beside jsonl");
+  } else {
+    if (kinds == 0) block.Fail("", "must say where tasks come from: generator or jsonl");
+    list.generator = block.Choice("generator", "terminal", {"terminal"});
+    list.count = block.Int("count", evaluation ? 256 : 4096, {.min = 1, .max = 1e9});
+    list.held_out = block.Choice("split", evaluation ? "held_out" : "train", {"train", "held_out"}) == "held_out";
+    block.Refuse("jsonl", "has no effect beside a generator");
+  }
+  block.Finish();
+  return list;
+}
+
+void ReadTasks(ConfigBlock root, Job* job) {
+  ConfigBlock tasks = root.Block("tasks");
+  tasks.Require("train", "the tasks to train on");
+  ConfigBlock train = tasks.Block("train");
+  if (train.present()) job->tasks.train = ReadTaskList(train, false);
+  ConfigBlock eval = tasks.Block("eval");
+  if (eval.present()) job->tasks.eval = ReadTaskList(eval, true);
+  tasks.Finish();
+}
+
+void ReadScaffold(ConfigBlock root, Job* job) {
+  ConfigBlock block = root.Block("scaffold");
+  Job::Scaffold& out = job->scaffold;
+  out.name = block.String("name", "agent");
+  out.kind = block.Choice("kind", "builtin", {"builtin", "command", "service", "library"});
+  if (out.kind == "service" || out.kind == "library") block.Fail("kind", "'" + out.kind + "' " + kNotBuilt);
+  if (out.kind == "command") {
+    block.Require("command", "the program to run, as a list");
+    out.command = block.Strings("command");
+    if (block.Has("command") && out.command.empty()) block.Fail("command", "is empty");
+    out.host = block.Choice("where", "sandbox", {"sandbox", "host"}) == "host";
+    out.exit_is_policy = block.Choice("on_exit", "infra", {"infra", "policy"}) == "policy";
+  } else {
+    for (const char* key : {"command", "where", "on_exit"}) block.Refuse(key, "is read with kind: command only");
+  }
+  out.max_turns = static_cast<int>(block.Int("max_turns", 16, {.min = 0, .max = 100000}));
+  out.timeout_s = block.Double("timeout_s", 120, {.min = 0, .max = 1e6, .above = true});
+  out.concurrency = block.IntOrAuto("concurrency", {.min = 1, .max = 4096});
+  block.Finish();
+}
+
+void ReadSampling(ConfigBlock root, Job* job) {
+  ConfigBlock block = root.Block("sampling");
+  job->sampling.temperature = block.Double("temperature", 1, {.min = 0, .max = 100, .above = true});
+  // The recorded logprob is of the whole distribution; a truncated one would make every ratio wrong.
+  constexpr char kWhole[] = "training needs tokens drawn from the whole distribution: only the value that turns it off is allowed";
+  if (block.Double("top_p", 1, {.min = 0, .max = 1}) != 1) block.Fail("top_p", kWhole);
+  if (block.Int("top_k", 0, {.min = 0}) != 0) block.Fail("top_k", kWhole);
+  if (block.Double("min_p", 0, {.min = 0, .max = 1}) != 0) block.Fail("min_p", kWhole);
+  job->sampling.max_tokens = block.Int("max_tokens", 256, {.min = 1, .max = 1 << 20});
+  block.Finish();
+}
+
+void ReadSandbox(ConfigBlock root, Job* job) {
+  ConfigBlock block = root.Block("sandbox");
+  sandbox::Limits& limits = job->sandbox.limits;
+  limits.memory_bytes = block.Size("memory", limits.memory_bytes, {.min = 8 << 20});
+  limits.processes = block.Int("processes", limits.processes, {.min = 2, .max = 4194304});
+  limits.disk_bytes = block.Size("disk", limits.disk_bytes, {.min = 1 << 20});
+  limits.files = block.Int("files", limits.files, {.min = 16});
+  limits.cpu_s = block.Double("cpu_s", limits.cpu_s, {.min = 0});
+  limits.wall_s = block.Double("wall_s", limits.wall_s, {.min = 0, .above = true});
+  limits.output_bytes = block.Size("output", limits.output_bytes, {.min = 1024});
+  if (block.Choice("net", "none", {"none", "host", "allow"}) != "none") block.Fail("net", std::string("anything but none ") + kNotBuilt);
+  static const std::vector<std::string> kModes = {"auto", "v2", "hybrid", "none"};
+  const std::string mode = block.Choice("cgroups", "auto", kModes);
+  job->sandbox.cgroups = static_cast<sandbox::CgroupMode>(std::find(kModes.begin(), kModes.end(), mode) - kModes.begin());
+  if (auto rootfs = block.OptionalString("rootfs")) job->sandbox.rootfs = *rootfs;
+  for (ConfigBlock mount : block.BlockList("mounts")) {
+    mount.Require("source", "a folder or file of this machine");
+    mount.Require("target", "an absolute path inside");
+    job->sandbox.mounts.push_back({mount.String("source", ""), mount.String("target", "")});
+    mount.Finish();
+  }
+  block.Finish();
+}
+
+void ReadVerifier(ConfigBlock root, Job* job) {
+  root.Refuse("verifiers", std::string("a list of verifiers ") + kNotBuilt + "; give one as verifier");
+  root.Require("verifier", "what judges a rollout");
+  ConfigBlock block = root.Block("verifier");
+  Job::Verifier& out = job->verifier;
+  block.Require("name", "the verifier's name");
+  out.name = block.String("name", "verifier");
+  out.kind = block.Choice("kind", "builtin", {"builtin", "command", "service", "library"});
+  if (out.kind == "service" || out.kind == "library") block.Fail("kind", "'" + out.kind + "' " + kNotBuilt);
+  if (out.kind == "command") {
+    block.Require("command", "the program to run, as a list");
+    out.command = block.Strings("command");
+    if (block.Has("command") && out.command.empty()) block.Fail("command", "is empty");
+    out.timeout_s = block.Double("timeout_s", 20, {.min = 0, .max = 1e5, .above = true});
+  } else {
+    for (const char* key : {"command", "timeout_s"}) block.Refuse(key, "is read with kind: command only");
+  }
+  out.failure_reward = block.OptionalDouble("failure_reward");
+  block.Finish();
+}
+
+// The recipe's expansion, leaf by leaf, as if the user had written it.
+void AddAlgorithmEntries(Config& config, const trainer::ParsedAlgorithm& parsed, const json::value& value, const std::string& path) {
+  if (value.is_object()) {
+    for (const auto& member : value.get_object()) {
+      AddAlgorithmEntries(config, parsed, member.value(), (path.empty() ? "" : path + ".") + std::string(member.key_c_str()));
+    }
+    return;
+  }
+  ConfigEntry entry{"algorithm." + path, PrintJson(value), ConfigSource::kDefault};
+  auto source = parsed.sources.find(path);
+  // A value inside a list or block the user wrote whole has the source of the whole.
+  for (std::string above = path; source == parsed.sources.end() && above.find('.') != std::string::npos;) {
+    above.resize(above.rfind('.'));
+    source = parsed.sources.find(above);
+  }
+  if (source != parsed.sources.end() && source->second == "recipe") entry.source = ConfigSource::kRecipe;
+  if (path == "recipe" || (source != parsed.sources.end() && source->second == "file")) {
+    entry.source = ConfigSource::kFile;
+    const ConfigNode* node = config.root().Find("algorithm");
+    for (const std::string& key : Split(path, '.')) {
+      if (node && node->Find(key)) node = node->Find(key);
+    }
+    if (node) entry.source = node->source;
+  }
+  config.Add(std::move(entry));
+}
+
+void ReadAlgorithm(Config& config, ConfigBlock root, Job* job) {
+  root.Require("algorithm", "the objective, for example algorithm: {recipe: grpo}");
+  const ConfigNode* node = root.Raw("algorithm");
+  if (!node) return;
+  auto value = ParseJson(node->ToJson());
+  if (!value.ok()) return root.Fail("algorithm", value.status().message());
+  // Messages begin with the key's path ("algorithm.loss.kind: …"), which gives the place in the file.
+  auto fail = [&](const Status& status) {
+    const std::string& message = status.message();
+    const size_t colon = message.find(": ");
+    const bool has_path = message.rfind("algorithm", 0) == 0 && colon != std::string::npos && message.substr(0, colon).find(' ') == std::string::npos;
+    if (has_path) config.Fail(message.substr(0, colon), message.substr(colon + 2));
+    else config.Fail("algorithm", message);
+  };
+  auto parsed = trainer::ParseAlgorithm(*value);
+  if (!parsed.ok()) return fail(parsed.status());
+  job->algorithm = *parsed;
+  if (Status s = trainer::CheckAlgorithmForRun(parsed->algorithm, job->pool.S); !s.ok()) return fail(s);
+  if (auto expanded = ParseJson(parsed->expanded); expanded.ok()) AddAlgorithmEntries(config, *parsed, *expanded, "");
+}
+
+void ReadPool(ConfigBlock root, Job* job) {
+  ConfigBlock block = root.Block("pool");
+  datapool::PoolConfig& pool = job->pool;
+  pool.P = block.Int("groups_per_step", 16, {.min = 1, .max = 1e6});
+  pool.S = block.Int("staleness", 1, {.min = 0, .max = 1000});
+  pool.G = static_cast<int32_t>(block.Int("group_size", 8, {.min = 1, .max = 4096}));
+  pool.B = block.OptionalInt("slots", {.min = 1});
+  pool.extra = static_cast<int32_t>(block.Int("extra", 0, {.min = 0, .max = 4096}));
+  if (auto least = block.OptionalInt("min_valid", {.min = 1, .max = 4096})) pool.min_valid = static_cast<int32_t>(*least);
+  pool.retries = static_cast<int32_t>(block.Int("retries", 1, {.min = 0, .max = 1000}));
+  pool.deadline_s = block.OptionalDouble("deadline_s", {.min = 0, .above = true});
+  if (!pool.deadline_s) block.Refuse("on_deadline", "has no effect without pool.deadline_s");
+  else {
+    static const std::vector<std::string> kChoices = {"wait", "tombstone", "requeue"};
+    const std::string choice = block.Choice("on_deadline", "tombstone", kChoices);
+    pool.on_deadline = static_cast<datapool::OnDeadline>(std::find(kChoices.begin(), kChoices.end(), choice) - kChoices.begin());
+  }
+  pool.max_staleness = block.OptionalInt("max_staleness", {.min = 0});
+  pool.max_leases = block.Int("max_leases", 1, {.min = 1, .max = 64});
+  if (pool.max_leases != 1) block.Fail("max_leases", std::string("more than one batch out at once ") + kNotBuilt);
+  block.Refuse("sources", std::string("several sources of tasks in a job: ") + kNotBuilt);
+  block.Refuse("zero_signal", "follows algorithm.dynamic_sampling; set that");
+  block.Refuse("seed", "the job's seed counts; set seed");
+
+  ConfigBlock window = block.Block("window");
+  static const std::vector<std::string> kPolicies = {"anchored", "strict", "greedy", "areal"};
+  const std::string policy = window.Choice("policy", "anchored", kPolicies);
+  pool.window.policy = static_cast<datapool::Policy>(std::find(kPolicies.begin(), kPolicies.end(), policy) - kPolicies.begin());
+  if (policy == "anchored") {
+    if (window.Has("size") && window.Has("fraction")) window.Fail("fraction", "has no effect beside pool.window.size; give one of the two");
+    if (window.Has("size")) {
+      pool.window.size = window.OptionalInt("size", {.min = 1});
+      window.Refuse("fraction", "has no effect beside pool.window.size");
+    } else {
+      pool.window.fraction = window.Double("fraction", 0.3, {.min = 0, .max = 1, .above = true});
+      window.Refuse("size", "has no effect beside pool.window.fraction");
+    }
+  } else {
+    for (const char* key : {"size", "fraction"}) window.Refuse(key, "has no effect with policy " + policy);
+  }
+  window.Finish();
+  block.Finish();
+}
+
+void ReadOptimizer(ConfigBlock root, Job* job) {
+  ConfigBlock block = root.Block("optimizer");
+  Job::Optimizer& out = job->optimizer;
+  block.Choice("name", "adamw", {"adamw"});
+  out.lr = block.Double("lr", 3e-4, {.min = 0, .max = 10, .above = true});
+  const std::vector<double> betas = block.Doubles("betas", {0.9, 0.95}, 2, {.min = 0, .max = 0.9999999});
+  out.beta1 = betas[0];
+  out.beta2 = betas[1];
+  out.eps = block.Double("eps", 1e-15, {.min = 0, .max = 1});
+  out.weight_decay = block.Double("weight_decay", 0, {.min = 0, .max = 10});
+  out.clip_norm = block.Double("clip_norm", 1, {.min = 0});
+  out.schedule = block.Choice("schedule", "constant", {"constant", "linear", "cosine"});
+  out.warmup_steps = block.Int("warmup_steps", 0, {.min = 0, .max = 1e9});
+  block.Finish();
+}
+
+void ReadTrainer(ConfigBlock root, Job* job) {
+  ConfigBlock block = root.Block("trainer");
+  Job::Trainer& out = job->trainer;
+  out.steps = block.Int("steps", 100, {.min = 1, .max = 1e9});
+  ConfigBlock sft = block.Block("sft");
+  if (sft.present()) {
+    Job::Sft s;
+    sft.Choice("source", "demonstrations", {"demonstrations"});
+    s.tokens = sft.Int("tokens", 500000, {.min = 1, .max = 1e12});
+    s.poor_fraction = sft.Double("poor_fraction", 0, {.min = 0, .max = 1});
+    s.batch_tokens = sft.Int("batch_tokens", 8192, {.min = 1, .max = 1e9});
+    s.lr = sft.Double("lr", 1e-3, {.min = 0, .max = 10, .above = true});
+    s.warmup_fraction = sft.Double("warmup_fraction", 0.05, {.min = 0, .max = 1});
+    sft.Finish();
+    if (job->tasks.train.generator.empty()) block.Fail("sft", "needs demonstrations, which only tasks.train.generator gives");
+    out.sft = s;
+  }
+  out.memory_bytes = block.SizeOrAuto("memory", {.min = 1 << 20});
+  out.tree = block.Choice("tree", "on", {"on", "off"}) == "on";
+  if (out.tree) out.prove_tree = block.Choice("prove_tree", "first_step", {"first_step", "off"}) == "first_step";
+  else {
+    block.Refuse("prove_tree", "has no effect with trainer.tree: off");
+    out.prove_tree = false;
+  }
+  out.checkpoint_every = block.Int("checkpoint_every", 10, {.min = 1, .max = 1e9});
+  out.keep = block.Int("keep", 3, {.min = 1, .max = 1e6});
+  out.permute_rewards = block.Bool("permute_rewards", false);
+  block.Finish();
+}
+
+void ReadRest(ConfigBlock root, Job* job) {
+  ConfigBlock rollout = root.Block("rollout");
+  job->rollout.workers = rollout.Int("workers", 1, {.min = 1, .max = 64});
+  job->rollout.threads = rollout.IntOrAuto("threads", {.min = 1, .max = 1024});
+  job->rollout.max_batch = rollout.Int("max_batch", 64, {.min = 1, .max = 4096});
+  job->rollout.kv_memory_bytes = rollout.SizeOrAuto("kv_memory", {.min = 1 << 20});
+  rollout.Finish();
+
+  ConfigBlock gateway = root.Block("gateway");
+  job->gateway.port = static_cast<int>(gateway.Int("port", 0, {.min = 0, .max = 65535}));
+  if (gateway.Int("control_port", 0, {.min = 0, .max = 65535}) != 0) {
+    gateway.Fail("control_port", "a TCP port for the control plane is documented but not built; it is a unix socket (leave 0)");
+  }
+  job->gateway.bind = gateway.String("bind", "127.0.0.1");
+  gateway.Finish();
+
+  if (job->tasks.eval) {
+    ConfigBlock eval = root.Block("eval");
+    job->eval.every = eval.Int("every", 20, {.min = 0, .max = 1e9});
+    job->eval.temperature = eval.Double("temperature", 1, {.min = 0, .max = 100});
+    eval.Finish();
+  } else {
+    root.Refuse("eval", "has no effect without tasks.eval");
+  }
+
+  ConfigBlock sync = root.Block("weightsync");
+  const std::string transport = sync.Choice("transport", "auto", {"auto", "shm", "tcp", "nccl", "rdma"});
+  if (transport != "auto" && transport != "shm") sync.Fail("transport", "'" + transport + "' " + kNotBuilt);
+  job->weightsync.span = sync.Choice("in_flight", "retract", {"retract", "span"}) == "span";
+  sync.Finish();
+}
+
+// What only the whole can tell.
+void CrossCheck(Config& config, Job* job) {
+  if (job->pool.B && *job->pool.B < job->pool.P) {
+    config.Fail("pool.slots", std::to_string(*job->pool.B) + " slots cannot fill a batch of " + std::to_string(job->pool.P) + " groups (pool.groups_per_step)");
+  }
+  const int64_t slots = job->pool.B ? *job->pool.B : (job->pool.S + 1) * job->pool.P;
+  if (job->pool.window.size && *job->pool.window.size > slots) {
+    config.Fail("pool.window.size", std::to_string(*job->pool.window.size) + " is wider than the " + std::to_string(slots) +
+                " groups that can be in flight ((staleness + 1) * groups_per_step, or slots)");
+  }
+  if (job->optimizer.warmup_steps > job->trainer.steps) {
+    config.Fail("optimizer.warmup_steps", "longer than the job (trainer.steps is " + std::to_string(job->trainer.steps) + ")");
+  }
+  if (job->trainer.permute_rewards && job->pool.G < 2) {
+    config.Fail("trainer.permute_rewards", "has no effect with groups of one");
+  }
+  if (job->model.create && job->sampling.max_tokens > job->model.create->max_positions) {
+    config.Fail("sampling.max_tokens", "more than the model has positions (model.create.max_positions is " +
+                std::to_string(job->model.create->max_positions) + ")");
+  }
+  job->pool.refill = job->algorithm.algorithm.dynamic_sampling == trainer::DynamicSampling::kRefill;
+  job->pool.seed = job->seed;
+  if (config.Finish().ok()) {
+    if (Status s = datapool::Validate(job->pool); !s.ok()) config.Fail("pool", s.message());
+  }
+}
+
+}  // namespace
+
+Result<Job> ReadJob(Config& config) {
+  Job job;
+  ConfigBlock root = config.Root();
+  job.name = root.String("name", "job");
+  if (job.name.empty() || job.name.size() > 64 ||
+      job.name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") != std::string::npos) {
+    root.Fail("name", "must be 1 to 64 letters, digits, '.', '_' or '-': it becomes a folder's name");
+  }
+  job.seed = static_cast<uint64_t>(root.Int("seed", 0, {.min = 0}));
+  job.numerics = root.Choice("numerics", "bf16", {"bf16", "f32"});
+  job.cpu = root.Choice("cpu", "auto", {"auto", "avx2", "avx512", "amx"});
+  ReadModel(root, &job);
+  ReadTasks(root, &job);
+  ReadScaffold(root, &job);
+  ReadSampling(root, &job);
+  ReadSandbox(root, &job);
+  ReadVerifier(root, &job);
+  ReadPool(root, &job);
+  ReadAlgorithm(config, root, &job);
+  ReadOptimizer(root, &job);
+  ReadTrainer(root, &job);
+  ReadRest(root, &job);
+  root.Finish();
+  CrossCheck(config, &job);
+  RETURN_IF_ERROR(config.Finish());
+  return job;
+}
+
+}  // namespace temper::job

@@ -1,0 +1,148 @@
+#include "job/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "common/json.h"
+#include "common/strings.h"
+#include "datapool/types.h"
+#include "engine/parameters.h"
+#include "engine/weights.h"
+
+namespace temper::job {
+namespace {
+
+constexpr int64_t kMiB = 1 << 20;
+constexpr int64_t kProcessBytes = 40 * kMiB;  // code, gRPC, buffers of any role
+
+}  // namespace
+
+Result<Plan> MakePlan(const Job& job, const engine::ModelConfig& model, const Machine& machine) {
+  Plan plan;
+  plan.model = model;
+  for (const engine::TensorSpec& tensor : engine::TensorSpecs(model)) plan.parameters += tensor.size;
+  ASSIGN_OR_RETURN(const engine::Profile profile, engine::ParseProfile(job.numerics));
+  plan.weight_bytes = static_cast<int64_t>(engine::ComputeBytes(model, profile));
+
+  if (machine.cpu_paths.empty()) return InvalidArgument("cpu: the engine needs at least AVX2 and FMA, which this machine lacks");
+  plan.cpu_path = machine.cpu_paths.back();
+  if (job.cpu != "auto") {
+    if (std::find(machine.cpu_paths.begin(), machine.cpu_paths.end(), job.cpu) == machine.cpu_paths.end()) {
+      return InvalidArgument("cpu: this machine lacks " + job.cpu + " (it has " + Join(machine.cpu_paths, ", ") + ")");
+    }
+    plan.cpu_path = job.cpu;
+  }
+  if (job.sampling.max_tokens > model.max_positions) {
+    return InvalidArgument(fmt::format("sampling.max_tokens: {} is more than the model has positions ({})", job.sampling.max_tokens, model.max_positions));
+  }
+
+  const datapool::PoolPlan pool = datapool::Plan(job.pool);
+  plan.slots = pool.slots.at(0);
+  plan.window = pool.window.at(0);
+  plan.bound = pool.bound;
+  plan.rollouts = job.trainer.steps * job.pool.P * job.pool.G;
+  const int64_t started = plan.slots * (job.pool.G + job.pool.extra);
+  plan.concurrency = job.scaffold.concurrency.value_or(std::min<int64_t>(started, 32));
+
+  const int64_t kv_position = int64_t{2} * model.layers * model.kv_dim() * (profile == engine::Profile::kBf16 ? 2 : 4);
+  plan.kv_memory_bytes = job.rollout.kv_memory_bytes.value_or(
+      std::clamp<int64_t>(kv_position * model.max_positions * job.rollout.max_batch, kMiB, 1024 * kMiB));
+  const int64_t one_sequence = kv_position * ((model.max_positions + 63) / 64 * 64);
+  if (plan.kv_memory_bytes < one_sequence) {
+    return InvalidArgument(fmt::format("rollout.kv_memory: {} does not hold one sequence of {} tokens ({})", FormatSize(plan.kv_memory_bytes),
+                                       model.max_positions, FormatSize(one_sequence)));
+  }
+  plan.trainer_memory_bytes = job.trainer.memory_bytes.value_or(std::max<int64_t>(machine.memory_bytes / 4, 64 * kMiB));
+
+  // Master weights, gradients and two moments in fp32, and up to three compute forms (served, next, still mapped).
+  const int64_t trainer_fixed = plan.parameters * 16 + 3 * plan.weight_bytes;
+  plan.processes = {
+      {"supervisor", "starts, watches and ends the others", kProcessBytes},
+      {"janitor", "makes sandboxes, removes everything at the end", 4 * kMiB},
+      {"pool", "window, ledger, trajectories (RocksDB)", kProcessBytes + 64 * kMiB},
+      {"sandbox", "sandboxes and their commands", kProcessBytes},
+  };
+  for (int64_t i = 0; i < job.rollout.workers; ++i) {
+    plan.processes.push_back({"rollout-" + std::to_string(i), "draws tokens", kProcessBytes + plan.kv_memory_bytes});
+  }
+  plan.processes.push_back({"gateway", "OpenAI API for agents, token capture", kProcessBytes});
+  plan.processes.push_back({"trainer", "losses, gradients, AdamW, checkpoints, weights", kProcessBytes + trainer_fixed + plan.trainer_memory_bytes});
+  plan.processes.push_back({"agents", "plays tasks, verifies, evaluates", kProcessBytes});
+  for (const PlannedProcess& process : plan.processes) plan.memory_bytes += process.memory_bytes;
+  if (machine.memory_bytes > 0 && trainer_fixed > machine.memory_bytes) {
+    return InvalidArgument(fmt::format("model: training {:.1f} M parameters needs {} besides activations; {} are free", plan.parameters * 1e-6,
+                                       FormatSize(trainer_fixed), FormatSize(machine.memory_bytes)));
+  }
+  return plan;
+}
+
+std::string PrintValues(const std::vector<ConfigEntry>& entries) {
+  std::string text;
+  for (const ConfigEntry& entry : entries) {
+    text += fmt::format("  {:<34} {:<40} {}\n", entry.path, entry.json, ConfigSourceName(entry.source));
+  }
+  return text;
+}
+
+std::string PrintPlan(const Job& job, const Plan& plan) {
+  std::string text;
+  auto line = [&](const char* what, const std::string& value) { text += fmt::format("  {:<12} {}\n", what, value); };
+  const engine::ModelConfig& m = plan.model;
+  line("policy", fmt::format("{:.2f} M parameters ({} layers, width {}, vocabulary {}, {} positions), numerics {}, {}", plan.parameters * 1e-6,
+                             m.layers, m.width, m.vocab, m.max_positions, job.numerics, plan.cpu_path));
+  line("training", fmt::format("{} steps of {} groups of {} rollouts: {} rollouts{}", job.trainer.steps, job.pool.P, job.pool.G, plan.rollouts,
+                               job.trainer.sft ? fmt::format(", after {} tokens of warm-up", job.trainer.sft->tokens) : ""));
+  line("pool", fmt::format("B = {} slots, window W = {}, staleness S = {}, never above {}", plan.slots,
+                           plan.window ? std::to_string(*plan.window) : "none", job.pool.S,
+                           plan.bound ? fmt::format("{} updates", *plan.bound) : "(no bound with areal)"));
+  line("weights", fmt::format("{} a version through shared memory, served whole by {} worker{} before an update counts", FormatSize(plan.weight_bytes),
+                              job.rollout.workers, job.rollout.workers == 1 ? "" : "s"));
+  line("agents", fmt::format("{} ({}{}), {} at once, {} s each", job.scaffold.name, job.scaffold.kind,
+                             job.scaffold.kind == "command" ? (job.scaffold.host ? " on the host" : " in its sandbox") : "", plan.concurrency,
+                             FormatDouble(job.scaffold.timeout_s)));
+  line("sandbox", fmt::format("{} memory, {} processes, {} disk each; network: none", FormatSize(job.sandbox.limits.memory_bytes),
+                              job.sandbox.limits.processes, FormatSize(job.sandbox.limits.disk_bytes)));
+  line("ports", fmt::format("gateway {}:{}; everything else on unix sockets", job.gateway.bind, job.gateway.port ? std::to_string(job.gateway.port) : "any"));
+  line("processes", fmt::format("{}, about {} in all", plan.processes.size(), FormatSize(plan.memory_bytes / kMiB * kMiB)));
+  for (const PlannedProcess& process : plan.processes) {
+    text += fmt::format("    {:<12} {:>10}  {}\n", process.name, FormatSize(process.memory_bytes / kMiB * kMiB), process.does);
+  }
+  return text;
+}
+
+std::string PlanToJson(const Job& job, const Plan& plan) {
+  JsonWriter w;
+  w.BeginObject();
+  w.Key("name").String(job.name);
+  w.Key("model").BeginObject().Key("parameters").Int(plan.parameters).Key("layers").Int(plan.model.layers).Key("width").Int(plan.model.width);
+  w.Key("vocab").Int(plan.model.vocab).Key("max_positions").Int(plan.model.max_positions).EndObject();
+  w.Key("numerics").String(job.numerics).Key("cpu_path").String(plan.cpu_path);
+  w.Key("pool").BeginObject().Key("P").Int(job.pool.P).Key("S").Int(job.pool.S).Key("B").Int(plan.slots).Key("W");
+  if (plan.window) w.Int(*plan.window);
+  else w.Null();
+  w.Key("bound");
+  if (plan.bound) w.Int(*plan.bound);
+  else w.Null();
+  w.EndObject();
+  w.Key("steps").Int(job.trainer.steps).Key("rollouts").Int(plan.rollouts).Key("concurrency").Int(plan.concurrency);
+  w.Key("weightsync").BeginObject().Key("transport").String("shm").Key("bytes").Int(plan.weight_bytes).Key("workers").Int(job.rollout.workers).EndObject();
+  w.Key("memory").BeginObject().Key("trainer_bytes").Int(plan.trainer_memory_bytes).Key("kv_bytes").Int(plan.kv_memory_bytes);
+  w.Key("all_bytes").Int(plan.memory_bytes).EndObject();
+  w.Key("processes").BeginArray();
+  for (const PlannedProcess& process : plan.processes) {
+    w.BeginObject().Key("name").String(process.name).Key("bytes").Int(process.memory_bytes).EndObject();
+  }
+  w.EndArray().EndObject();
+  return w.Take() + "\n";
+}
+
+Status RestorePlan(const std::string& text, Plan* plan) {
+  ASSIGN_OR_RETURN(const json::value value, ParseJson(text));
+  ASSIGN_OR_RETURN(const JsonRef memory, JsonRef(value, "plan.json").Field("memory"));
+  ASSIGN_OR_RETURN(const JsonRef trainer, memory.Field("trainer_bytes"));
+  ASSIGN_OR_RETURN(plan->trainer_memory_bytes, trainer.Int());
+  return Status::Ok();
+}
+
+}  // namespace temper::job

@@ -1,0 +1,56 @@
+// The folder of one run: what lies where, who holds it, and its small durable state.
+//
+//   job.yaml plan.json state.json lock summary.json metrics.jsonl ledger.jsonl eval.jsonl sft.jsonl
+//   checkpoints/STEP model/ pool/ gateway/ attempts/ logs/ROLE.log
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "common/file.h"
+#include "common/status.h"
+
+namespace temper::job {
+
+// RUN/state.json, replaced as a whole. Readers: the roles (endpoints, incarnation), `temper top`, a resume.
+struct RunState {
+  std::string phase = "starting";  // starting | running | done | failed | stopped
+  int64_t incarnation = 0;         // rises at each start of the run
+  int64_t pid = 0;                 // of the supervisor
+  std::string sandbox_job;         // the janitor's name for its cgroups
+  std::string working_folder;      // where relative paths of the job begin
+  double started_wall_s = 0;       // of the first start
+  double wall_s = 0;               // over all incarnations before this one
+  std::map<std::string, std::string> endpoints;  // "pool" -> "unix-abstract:…"; "agent_plane" -> "127.0.0.1:PORT"
+  std::map<std::string, double> counters;        // "gateway.tokens_sampled": sums over processes that are gone
+
+  std::string ToJson() const;
+  static Result<RunState> FromJson(const std::string& text);
+};
+
+class RunFolder {
+ public:
+  explicit RunFolder(std::string path) : path_(std::move(path)) {}
+  const std::string& path() const { return path_; }
+  std::string File(const std::string& name) const { return path_ + "/" + name; }
+
+  // kFailedPrecondition unless the folder is absent or empty.
+  Status CheckFresh() const;
+  // Makes the folder and its parts and takes the lock.
+  Status Create();
+  // Takes the lock of an existing run. kNotFound: no run here; kFailedPrecondition: another process holds it.
+  Status Open();
+
+  Result<RunState> ReadState() const;
+  Status WriteState(const RunState& state) const;
+
+ private:
+  const std::string path_;
+  Fd lock_;
+};
+
+// "runs/NAME-20260102-030405" (UTC).
+std::string DefaultRunPath(const std::string& name, double wall_s);
+
+}  // namespace temper::job

@@ -1,0 +1,146 @@
+#include "job/job.h"
+
+#include <gtest/gtest.h>
+
+#include "common/file.h"
+#include "common/json.h"
+#include "common/rng.h"
+
+namespace temper::job {
+namespace {
+
+constexpr char kMinimal[] =
+    "model: {create: {}}\n"
+    "tasks: {train: {generator: terminal}}\n"
+    "verifier: {name: files, kind: command, command: [v]}\n"
+    "algorithm: {recipe: grpo}\n";
+
+Result<Job> Read(const std::string& yaml, const std::vector<std::string>& sets = {}, std::string* resolved = nullptr) {
+  ASSIGN_OR_RETURN(Config config, Config::Parse(yaml, "job.yaml"));
+  for (const std::string& set : sets) RETURN_IF_ERROR(config.Set(set));
+  auto job = ReadJob(config);
+  if (resolved) *resolved = config.ResolvedYaml();
+  return job;
+}
+
+std::string ErrorOf(const std::vector<std::string>& sets, const std::string& yaml = kMinimal) {
+  auto job = Read(yaml, sets);
+  return job.ok() ? "" : job.status().message();
+}
+
+// A default that changes unnoticed changes every job that relies on it.
+TEST(Job, Defaults) {
+  auto job = Read(kMinimal);
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_EQ(job->numerics, "bf16");
+  EXPECT_EQ(job->pool.P, 16);
+  EXPECT_EQ(job->pool.G, 8);
+  EXPECT_EQ(job->pool.S, 1);
+  EXPECT_EQ(job->pool.retries, 1);
+  EXPECT_EQ(job->pool.window.fraction, 0.3);
+  EXPECT_FALSE(job->pool.deadline_s);
+  EXPECT_FALSE(job->tasks.eval);
+  EXPECT_EQ(job->tasks.train.count, 4096);
+  EXPECT_EQ(job->scaffold.kind, "builtin");
+  EXPECT_EQ(job->optimizer.beta2, 0.95);
+  EXPECT_TRUE(job->trainer.prove_tree);
+  EXPECT_FALSE(job->trainer.sft);
+  EXPECT_EQ(job->sandbox.limits.memory_bytes, 256 << 20);
+}
+
+// The resolved file is what roles and a resume read: it must mean the same job and be stable.
+TEST(Job, ResolvedFileMeansTheSameJob) {
+  std::string first, second;
+  const std::vector<std::string> sets = {"tasks.eval={generator: terminal, count: 32}", "trainer.sft={tokens: 1000, poor_fraction: 0.5}",
+                                         "sandbox.mounts=[{source: /opt/x, target: /opt/y}]", "pool.deadline_s=60", "pool.window.size=3",
+                                         "algorithm={recipe: cispo, dynamic_sampling: off}", "scaffold={kind: command, command: [\"{build}/a\", b]}"};
+  auto job = Read(kMinimal, sets, &first);
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  auto again = Read(first, {}, &second);
+  ASSERT_TRUE(again.ok()) << again.status().ToString() << "\n" << first;
+  EXPECT_EQ(second, first);
+  EXPECT_EQ(again->pool.window.size, 3);
+  EXPECT_EQ(again->sandbox.mounts.at(0).target, "/opt/y");
+  EXPECT_EQ(again->scaffold.command, job->scaffold.command);
+  EXPECT_EQ(again->algorithm.expanded, job->algorithm.expanded);
+  EXPECT_EQ(again->trainer.sft->poor_fraction, 0.5);
+}
+
+// Every value must be able to tell whether the user, a recipe or nobody chose it.
+TEST(Job, SourcesOfTheAlgorithm) {
+  auto config = Config::Parse(kMinimal, "job.yaml");
+  ASSERT_TRUE(config.ok());
+  ASSERT_TRUE(config->Set("algorithm.loss.clip_high=0.3").ok());
+  ASSERT_TRUE(ReadJob(*config).ok());
+  std::map<std::string, std::string> sources;
+  for (const ConfigEntry& entry : config->entries()) sources[entry.path] = ConfigSourceName(entry.source);
+  EXPECT_EQ(sources["algorithm.recipe"], "file");
+  EXPECT_EQ(sources["algorithm.loss.clip_high"], "--set");
+  EXPECT_EQ(sources["algorithm.advantage.baseline"], "recipe");
+  EXPECT_EQ(sources["trainer.steps"], "default");
+}
+
+// A mistake that is not refused trains something else than the user meant.
+TEST(Job, MistakesAreRefused) {
+  EXPECT_EQ(ErrorOf({"trainer.stpes=3"}), "--set trainer.stpes=3: trainer.stpes: unknown key; did you mean 'steps'?");
+  EXPECT_EQ(ErrorOf({"trainer.steps=many"}), "--set trainer.steps=many: trainer.steps: expected a whole number, got the text 'many'");
+  EXPECT_NE(ErrorOf({"algorithm.loss.clip_lwo=1"}).find("clip_low"), std::string::npos) << ErrorOf({"algorithm.loss.clip_lwo=1"});
+  EXPECT_EQ(ErrorOf({"algorithm.loss.clip_lwo=1"}).rfind("--set algorithm.loss.clip_lwo=1: algorithm.loss", 0), 0u)
+      << ErrorOf({"algorithm.loss.clip_lwo=1"});
+  for (const std::string& set : std::vector<std::string>{
+           "pool.slots=3", "pool.window.size=33", "pool.on_deadline=requeue", "pool.zero_signal=refill", "pool.seed=3", "pool.max_leases=2",
+           "pool.sources=[{name: a}]", "eval.every=5", "model.path=x", "sampling.top_p=0.9", "sampling.temperature=0", "sandbox.net=host",
+           "scaffold.where=host", "scaffold.kind=service", "scaffold.kind=command", "verifier.kind=library", "verifier.timeout_s=0",
+           "tasks.train.folder=x", "tasks.train.jsonl=x", "algorithm.recipe=nonsense", "optimizer.name=sgd",
+           "optimizer.warmup_steps=1000", "gateway.control_port=80", "weightsync.transport=rdma", "trainer.memory=1KB", "name=a/b", "seed=-1",
+           "model.create.heads=3", "model.create.vocab=words", "trainer.prove_tree=always", "sampling.max_tokens=2000", "rollout.threads=0"}) {
+    const std::string error = ErrorOf({set});
+    EXPECT_FALSE(error.empty()) << set;
+    EXPECT_LT(error.size(), 400u) << error;
+    EXPECT_EQ(error.find('\n'), std::string::npos) << error;
+  }
+  EXPECT_NE(ErrorOf({"pool.window={policy: strict, size: 2}"}).find("policy strict"), std::string::npos);
+  EXPECT_NE(ErrorOf({"pool.window={size: 2, fraction: 0.5}"}).find("give one"), std::string::npos);
+  EXPECT_NE(ErrorOf({"trainer={tree: off, prove_tree: first_step}"}).find("no effect"), std::string::npos);
+  EXPECT_NE(ErrorOf({}, "name: x\n").find("model.path"), std::string::npos);
+  EXPECT_NE(ErrorOf({}, "modle: {path: x}\n").find("did you mean 'model'"), std::string::npos);
+}
+
+// The jobs we ship must be readable, or the first thing a user tries fails.
+TEST(Job, ShippedJobsAreGood) {
+  const std::string folder = std::string(TEMPER_SOURCE_DIR) + "/configs";
+  auto names = ListDir(folder);
+  if (!names.ok()) GTEST_SKIP() << "no configs yet";
+  for (const std::string& name : *names) {
+    if (name.size() < 5 || name.substr(name.size() - 5) != ".yaml") continue;
+    auto config = Config::Load(folder + "/" + name);
+    ASSERT_TRUE(config.ok()) << config.status().ToString();
+    auto job = ReadJob(*config);
+    EXPECT_TRUE(job.ok()) << job.status().ToString();
+  }
+}
+
+// Any value at any key must give a job or an error, never a crash.
+TEST(Job, RandomOverridesAreHandled) {
+  auto config = Config::Parse(kMinimal, "job.yaml");
+  ASSERT_TRUE(ReadJob(*config).ok());
+  std::vector<std::string> paths;
+  for (const ConfigEntry& entry : config->entries()) paths.push_back(entry.path);
+  const std::vector<std::string> values = {"0", "-1", "1", "3", "1e9", "x", "null", "true", "[]", "{}", "[1, 2]", "{a: 1}", "\"5\"", "0.5", "auto", "1KiB",
+                                           "99999999999999999999", "nan", "off"};
+  Rng rng(3);
+  int good = 0;
+  for (int i = 0; i < 800; ++i) {
+    const std::string set = rng.Pick(paths) + "=" + rng.Pick(values);
+    std::string resolved;
+    auto job = Read(kMinimal, {set}, &resolved);
+    if (!job.ok()) continue;
+    ++good;
+    auto again = Read(resolved);
+    EXPECT_TRUE(again.ok()) << set << ": " << again.status().ToString();
+  }
+  EXPECT_GT(good, 40);
+}
+
+}  // namespace
+}  // namespace temper::job

@@ -1,0 +1,79 @@
+#include "job/plan.h"
+
+#include <gtest/gtest.h>
+
+#include "common/json.h"
+
+namespace temper::job {
+namespace {
+
+Job MakeJob() {
+  auto config = Config::Parse(
+      "model: {create: {}}\ntasks: {train: {generator: terminal}}\nverifier: {name: f, kind: command, command: [v]}\nalgorithm: {recipe: grpo}\n", "f");
+  return *ReadJob(*config);
+}
+
+engine::ModelConfig Model() {
+  engine::ModelConfig m;
+  m.vocab = 400;
+  m.layers = 4;
+  m.width = 128;
+  m.heads = 4;
+  m.kv_heads = 2;
+  m.head_dim = 32;
+  m.ffn = 384;
+  m.max_positions = 1024;
+  m.eos_ids = {256};
+  return m;
+}
+
+const Machine kMachine{2, int64_t{8} << 30, {"avx2", "avx512"}};
+
+// A bound that is printed too small is a broken promise: it comes from the pool's own formula.
+TEST(Plan, NumbersOfThePool) {
+  auto plan = MakePlan(MakeJob(), Model(), kMachine);
+  ASSERT_TRUE(plan.ok()) << plan.status().ToString();
+  EXPECT_EQ(plan->slots, 32);
+  EXPECT_EQ(plan->window, 9);
+  EXPECT_EQ(plan->bound, 2);
+  EXPECT_EQ(plan->rollouts, 100 * 16 * 8);
+  EXPECT_EQ(plan->cpu_path, "avx512");
+  EXPECT_GT(plan->parameters, 500000);
+  EXPECT_EQ(plan->processes.size(), 8u);
+  const std::string text = PrintPlan(MakeJob(), *plan);
+  EXPECT_NE(text.find("never above 2 updates"), std::string::npos) << text;
+}
+
+// What cannot run must be refused before anything starts.
+TEST(Plan, RefusesWhatTheMachineCannotDo) {
+  Job job = MakeJob();
+  job.cpu = "amx";
+  EXPECT_NE(MakePlan(job, Model(), kMachine).status().message().find("cpu: this machine lacks amx"), std::string::npos);
+  EXPECT_FALSE(MakePlan(MakeJob(), Model(), {2, 1 << 20, {"avx2"}}).ok());
+  EXPECT_FALSE(MakePlan(MakeJob(), Model(), {2, int64_t{8} << 30, {}}).ok());
+  job = MakeJob();
+  job.rollout.kv_memory_bytes = 1 << 19;
+  EXPECT_NE(MakePlan(job, Model(), kMachine).status().message().find("rollout.kv_memory"), std::string::npos);
+  job = MakeJob();
+  job.sampling.max_tokens = 4096;
+  EXPECT_FALSE(MakePlan(job, Model(), kMachine).ok());
+}
+
+// The chunk sizes of a resumed job must be those of its first start, whatever memory is free now.
+TEST(Plan, StoredPlanIsKept) {
+  auto plan = MakePlan(MakeJob(), Model(), kMachine);
+  ASSERT_TRUE(plan.ok());
+  const std::string stored = PlanToJson(MakeJob(), *plan);
+  auto value = ParseJson(stored);
+  ASSERT_TRUE(value.ok());
+  EXPECT_EQ(PrintJson(value->at("pool")), R"({"P":16,"S":1,"B":32,"W":9,"bound":2})");
+  auto later = MakePlan(MakeJob(), Model(), {2, int64_t{4} << 30, {"avx2"}});
+  ASSERT_TRUE(later.ok());
+  EXPECT_NE(later->trainer_memory_bytes, plan->trainer_memory_bytes);
+  ASSERT_TRUE(RestorePlan(stored, &*later).ok());
+  EXPECT_EQ(later->trainer_memory_bytes, plan->trainer_memory_bytes);
+  EXPECT_FALSE(RestorePlan("{}", &*later).ok());
+}
+
+}  // namespace
+}  // namespace temper::job

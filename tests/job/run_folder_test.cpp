@@ -1,0 +1,58 @@
+#include "job/run_folder.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+namespace temper::job {
+namespace {
+
+class RunFolderTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = testing::TempDir() + "temper_run_XXXXXX";
+    ASSERT_TRUE(mkdtemp(pattern.data()));
+    dir_ = pattern;
+  }
+  void TearDown() override { EXPECT_TRUE(RemoveAll(dir_).ok()); }
+  std::string dir_;
+};
+
+// A second job in a used folder would mix two runs' files.
+TEST_F(RunFolderTest, FreshMeansAbsentOrEmpty) {
+  EXPECT_TRUE(RunFolder(dir_ + "/new").CheckFresh().ok());
+  EXPECT_TRUE(RunFolder(dir_).CheckFresh().ok());
+  ASSERT_TRUE(WriteFile(dir_ + "/x", "").ok());
+  EXPECT_EQ(RunFolder(dir_).CheckFresh().code(), StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(RunFolder(dir_ + "/x").CheckFresh().ok());
+}
+
+// Two supervisors on one run would train it twice.
+TEST_F(RunFolderTest, IsHeldByOne) {
+  RunFolder first(dir_ + "/r"), second(dir_ + "/r");
+  EXPECT_EQ(second.Open().code(), StatusCode::kNotFound);
+  ASSERT_TRUE(first.Create().ok());
+  ASSERT_TRUE(first.WriteState({}).ok());
+  EXPECT_EQ(second.Open().code(), StatusCode::kFailedPrecondition);
+}
+
+// A state that does not come back as written breaks resume.
+TEST_F(RunFolderTest, StateRoundTrips) {
+  RunFolder run(dir_ + "/r");
+  ASSERT_TRUE(run.Create().ok());
+  RunState state;
+  state.phase = "running";
+  state.incarnation = 3;
+  state.wall_s = 1.25;
+  state.endpoints = {{"pool", "unix-abstract:x"}};
+  state.counters = {{"gateway.tokens_sampled", 12345}};
+  ASSERT_TRUE(run.WriteState(state).ok());
+  auto back = run.ReadState();
+  ASSERT_TRUE(back.ok()) << back.status().ToString();
+  EXPECT_EQ(back->ToJson(), state.ToJson());
+  EXPECT_FALSE(RunState::FromJson("{}").ok());
+  EXPECT_FALSE(RunState::FromJson("{\"incarnation\":1,\"endpoints\":3}").ok());
+  EXPECT_EQ(DefaultRunPath("a", 0), "runs/a-19700101-000000");
+}
+
+}  // namespace
+}  // namespace temper::job
