@@ -13,6 +13,7 @@
 #include "datapool/format.h"
 #include "datapool/picture.h"
 #include "datapool/sim.h"
+#include "datapool/verify.h"
 #include "fmt/format.h"
 
 namespace temper::datapool {
@@ -137,11 +138,35 @@ int Sim(int argc, char** argv) {
   return bad == 0 ? 0 : 1;
 }
 
+constexpr char kVerifyUsage[] =
+    "usage: temper pool verify RUN\n"
+    "Checks RUN/ledger.jsonl (docs/pool_sim.md 7): the balance by sets after every line, and that the window machine, given the\n"
+    "ledger's events, decides what the ledger says. Exit code 1 if either fails.\n";
+
+int Verify(int argc, char** argv) {
+  if (argc == 2 && (std::string_view(argv[1]) == "--help" || std::string_view(argv[1]) == "-h")) {
+    std::fputs(kVerifyUsage, stdout);
+    return 0;
+  }
+  if (argc != 2) return Bad(std::string("verify: give one run folder\n") + kVerifyUsage);
+  const std::string run = argv[1];
+  Result<std::string> text = ReadFile(run + kConfigFile);
+  if (!text.ok()) return Bad(text.status().message());
+  Result<SimConfig> config = ParseSimConfig(*text);
+  if (!config.ok()) return Bad(run + kConfigFile + ": " + config.status().message());
+  Result<std::string> ledger = ReadFile(run + kLedgerFile);
+  if (!ledger.ok()) return Bad(ledger.status().message());
+  const VerifyReport report = VerifyLedger(config->pool, *ledger);
+  Print(PrintVerify(report));
+  return report.ok() ? 0 : 1;
+}
+
 }  // namespace
 
 const std::vector<Command>& Commands() {
   static const std::vector<Command> kCommands = {
       {"pool", "sim", "the window machine in virtual time, from a script or a generated world", &Sim},
+      {"pool", "verify", "hold a run's ledger to its balance and to the window machine", &Verify},
   };
   return kCommands;
 }

@@ -14,6 +14,10 @@
 
 namespace temper::datapool {
 
+// Where they lie in a run folder.
+inline constexpr char kLedgerFile[] = "/ledger.jsonl";
+inline constexpr char kConfigFile[] = "/pool/config.json";  // PrintPoolConfig
+
 struct TimedEvent {
   double t = 0;
   Event event;

@@ -518,7 +518,7 @@ struct Window::State {
   }
 
   void Hold() {
-    if (!asking) return;
+    if (!asking || closed != Closed::kNo) return;
     Decision d = Make(Decision::Kind::kHold);
     d.batch = next_batch;
     d.have = static_cast<int64_t>(filling.size());
@@ -682,7 +682,7 @@ struct Window::State {
 
   void Close(const std::string& reason) {
     if (closed != Closed::kNo) return;
-    asking = false;
+    // An open request stays: a close that ends no rollout leaves no line in the ledger, so it must change nothing else either.
     std::vector<int64_t> running;
     for (const auto& [number, g] : groups) {
       if (g.state == GroupState::kRunning) running.push_back(number);

@@ -1,0 +1,148 @@
+// Every reachable situation of small pools.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+
+#include "datapool/window.h"
+#include "tests/datapool/script.h"
+
+namespace temper::datapool {
+
+// Dead positions behind a stuck head can pile up without end; so many are looked at.
+struct SearchSize {
+  int64_t slots_at_most;  // B
+  int dead_at_most;
+};
+
+// A window and what of its history matters to the future, relative to the head and to the batch being filled: two situations
+// with the same key can only go on in the same ways.
+struct Situation {
+  Window window;
+  struct Member {
+    char state = '?';  // running r, ready y, dead x, taken t
+    int64_t version = 0;
+  };
+  std::map<int64_t, Member> groups = {};  // from the head on
+  int64_t batch = 0;                      // being filled
+  int64_t have = 0;
+
+  void See(const StepOutput& out, int64_t* worst) {
+    for (const Decision& d : out.decisions) {
+      switch (d.kind) {
+        case Decision::Kind::kAdmit: groups[*d.group] = {'r', *d.version}; break;
+        case Decision::Kind::kReady: groups[*d.group].state = 'y'; break;
+        case Decision::Kind::kTombstone: groups[*d.group].state = 'x'; break;
+        case Decision::Kind::kTake:
+          groups[*d.group].state = 't';
+          ++have;
+          *worst = std::max(*worst, *d.stale);
+          break;
+        case Decision::Kind::kLease:
+          ++batch;
+          have = 0;
+          break;
+        default: break;
+      }
+    }
+    // What lies behind the head has no further effect.
+    while (!groups.empty() && (groups.begin()->second.state == 'x' || groups.begin()->second.state == 't')) groups.erase(groups.begin());
+  }
+
+  int Dead() const {
+    int dead = 0;
+    for (const auto& [number, g] : groups) dead += g.state == 'x';
+    return dead;
+  }
+
+  std::string Key() const {
+    std::string key = fmt::format("{} {} {} {};", window.asking(), have, window.Outstanding().size(), batch - window.version());
+    for (const auto& [number, g] : groups) {
+      key += g.state;
+      if (g.state == 'r' || g.state == 'y') key += fmt::format("{}", batch - g.version);
+    }
+    return key;
+  }
+};
+
+// The largest staleness in any reachable situation.
+inline int64_t Worst(const PoolConfig& config, int dead_at_most, size_t* situations) {
+  int64_t worst = 0;
+  std::set<std::string> seen;
+  std::deque<Situation> frontier;
+  auto reach = [&](Situation s) {
+    if (seen.insert(s.Key()).second) frontier.push_back(std::move(s));
+  };
+  Situation first{Window(config)};
+  first.See(first.window.Start(0), &worst);
+  reach(std::move(first));
+  while (!frontier.empty()) {
+    Situation here = std::move(frontier.front());
+    frontier.pop_front();
+    std::vector<Event> events;
+    for (const OpenRollout& open : here.window.Running()) {
+      events.push_back(FinishEvent(open.id.group));
+      if (here.Dead() < dead_at_most) events.push_back(FailEvent(open.id.group));
+    }
+    if (!here.window.asking() && static_cast<int64_t>(here.window.Outstanding().size()) < config.max_leases) events.push_back(Of(Event::Kind::kLease));
+    if (!here.window.Outstanding().empty()) events.push_back(Of(Event::Kind::kUpdate, here.window.Outstanding().front()));
+    for (const Event& e : events) {
+      Situation next = here;
+      Result<StepOutput> out = next.window.Apply(e, 0);
+      EXPECT_TRUE(out.ok());
+      next.See(*out, &worst);
+      // Durable at once: the store form stays small, and nothing of it matters here.
+      if (e.kind == Event::Kind::kUpdate) {
+        EXPECT_TRUE(next.window.Apply(Of(Event::Kind::kCommit, next.window.version()), 0).ok());
+      }
+      reach(std::move(next));
+      if (seen.size() > 400000) {
+        ADD_FAILURE() << "the search does not end";
+        return -1;
+      }
+    }
+  }
+  *situations = seen.size();
+  return worst;
+}
+
+// The bound of docs/pool_sim.md 4 is never exceeded, and is reached.
+inline void ExpectBound(const SearchSize& size) {
+  size_t total = 0;
+  int pools = 0;
+  for (int64_t P = 1; P <= 3; ++P) {
+    for (int64_t B = P; B <= size.slots_at_most; ++B) {
+      for (int64_t W = 1; W <= B; ++W) {
+        for (int64_t leases = 1; leases <= 2; ++leases) {
+          PoolConfig config;
+          config.P = P;
+          config.B = B;
+          config.window.size = W;
+          config.max_leases = leases;
+          ASSERT_TRUE(Validate(config).ok());
+          size_t situations = 0;
+          const int64_t worst = Worst(config, size.dead_at_most, &situations);
+          const int64_t bound = *Plan(config).bound;
+          total += situations;
+          ++pools;
+          EXPECT_LE(worst, bound) << "P " << P << " B " << B << " W " << W << " leases " << leases;
+          // With (S+1)·P slots it is reached; with one batch's worth of slots (S=0) a batch needs them all: 0.
+          if (B == P) {
+            EXPECT_EQ(worst, 0);
+          }
+          if (B % P == 0 && B > P) {
+            EXPECT_EQ(worst, bound) << "P " << P << " B " << B << " W " << W << " leases " << leases;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(total, 1000u);
+  std::printf("%d pools, %zu situations\n", pools, total);
+}
+
+}  // namespace temper::datapool

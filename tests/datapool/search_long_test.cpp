@@ -1,0 +1,10 @@
+#include "tests/datapool/search.h"
+
+namespace temper::datapool {
+namespace {
+
+// What could go wrong: any slip in slots, window or order shows as one situation somewhere that is staler than promised.
+TEST(WindowSearchLong, TheBoundHoldsAndIsReached) { ExpectBound({6, 1}); }
+
+}  // namespace
+}  // namespace temper::datapool
