@@ -38,8 +38,4 @@ class PolicyText {
 
 std::unique_ptr<PolicyText> NewPolicyText(text::TextModel model);
 
-// Bytes of a token stream as valid UTF-8 text, special tokens left out. `held` keeps an unfinished code point between calls;
-// with `last` it is given out as U+FFFD.
-std::string DecodeSampled(const PolicyText& text, const std::vector<int32_t>& ids, std::string* held, bool last);
-
 }  // namespace temper::gateway

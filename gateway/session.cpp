@@ -167,9 +167,13 @@ std::optional<int> Session::Committed(uint64_t digest) const {
   return it->second;
 }
 
+std::string Session::AnswerId(int call) const {
+  return "chatcmpl-" + SessionTag(options_.session) + "-" + std::to_string(call);
+}
+
 Answer Session::Replay(int call) const {
   Answer answer;
-  answer.id = "chatcmpl-" + SessionTag(options_.session) + "-" + std::to_string(call);
+  answer.id = AnswerId(call);
   for (const CallInfo& info : calls_) {
     if (info.call != call) continue;
     answer.created_s = static_cast<int64_t>(opened_at_s_ + info.start_s);

@@ -77,6 +77,7 @@ class Session {
 
   // A committed call with this digest (for a marked retry), or nullopt.
   std::optional<int> Committed(uint64_t digest) const;
+  std::string AnswerId(int call) const;
   // The answer of a committed call again.
   Answer Replay(int call) const;
 
