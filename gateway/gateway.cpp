@@ -280,7 +280,7 @@ void Gateway::Stop() {
   running_.clear();
 }
 
-double Gateway::Since(const Session& session) const { return clock_.WallS() - session.opened_at_s(); }
+double Gateway::Since(const Entry& entry) const { return clock_.NowS() - entry.origin_s; }
 
 void Gateway::Write(Session& session) {
   std::vector<std::string> payloads;
@@ -369,10 +369,10 @@ Result<Sealed> Gateway::CloseEntry(const EntryPtr& entry, const std::string& sta
   if (entry->session) {
     // Calls that a dead worker keeps: their results, if any ever come, find the session closed.
     for (const auto& [number, call] : entry->calls) {
-      entry->session->Abandon(call->plan, {.end_s = Since(*entry->session), .note = "sealed"});
+      entry->session->Abandon(call->plan, {.end_s = Since(*entry), .note = "sealed"});
     }
     entry->calls.clear();
-    entry->session->Close(state, reason, Since(*entry->session));
+    entry->session->Close(state, reason, Since(*entry));
     Write(*entry->session);
     v1::Trajectory trajectory;
     entry->session->ToTrajectory(&trajectory);
@@ -500,7 +500,7 @@ void Gateway::HandleChat(const EntryPtr& entry, const http::Request& request, co
         return Deliver(*call, entry->session->Replay(*number));
       }
     }
-    auto planned = entry->session->Begin(call->request, digest, Since(*entry->session));
+    auto planned = entry->session->Begin(call->request, digest, Since(*entry));
     Write(*entry->session);
     if (auto* refusal = std::get_if<Refusal>(&planned)) return Refuse(out, *refusal);
     call->plan = std::move(std::get<Plan>(planned));
@@ -702,7 +702,7 @@ void Gateway::Settle(const CallPtr& call) {
     std::lock_guard lock(call->entry->mutex);
     Session* session = call->entry->session.get();
     if (session && call->entry->calls.count(call->plan.call)) {
-      const CallEnd end{.end_s = Since(*session), .note = note};
+      const CallEnd end{.end_s = Since(*call->entry), .note = note};
       if (note == "worker_error") session->AddFlag("worker_error");
       if (refusal && (!keep || tokens == 0)) {
         session->Abandon(call->plan, end);

@@ -83,7 +83,7 @@ class Gateway : public GatewayControl {
 
   Result<Sealed> CloseEntry(const EntryPtr& entry, const std::string& state, const std::string& reason, int drain_ms);
   void Write(Session& session);  // its new records, to the log; the session's lock is held
-  double Since(const Session& session) const;
+  double Since(const Entry& entry) const;  // seconds since its session was opened
   void Retain(const std::string& session);
 
   // Constant after Start.

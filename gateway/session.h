@@ -61,7 +61,7 @@ struct Drawn {
 
 struct CallEnd {
   double end_s = 0;
-  std::string note;  // "" | client_gone | sealed | deadline | worker_error…
+  std::string note = {};  // "" | client_gone | sealed | deadline | worker_error…
 };
 
 struct SessionLimits {
@@ -118,14 +118,14 @@ class Session {
  private:
   struct CallInfo {
     int call = 0;
-    std::string kind;
+    std::string kind = {};
     int prompt_tokens = 0;
     int cached_tokens = 0;
     int completion_tokens = 0;
-    std::string finish;
+    std::string finish = {};
     double start_s = 0;
     double end_s = 0;
-    std::string note;
+    std::string note = {};
   };
   struct Flying {
     uint64_t digest = 0;

@@ -16,18 +16,18 @@ namespace temper::gateway {
 enum class Role { kSystem, kUser, kAssistant, kTool };
 
 struct ToolCall {
-  std::string id;
-  std::string name;
-  std::string arguments;  // the text on the wire, as it came; usually a JSON object
+  std::string id = {};
+  std::string name = {};
+  std::string arguments = {};  // the text on the wire, as it came; usually a JSON object
 };
 
 struct Message {
   Role role = Role::kUser;
-  std::string content;     // text parts joined; "" for null
-  std::string reasoning;
-  std::vector<ToolCall> tool_calls;
-  std::string tool_call_id;  // of a tool message
-  std::string name;
+  std::string content = {};  // text parts joined; "" for null
+  std::string reasoning = {};
+  std::vector<ToolCall> tool_calls = {};
+  std::string tool_call_id = {};  // of a tool message
+  std::string name = {};
 };
 
 // One request. Fields that name a draw are what the client asked for; the session decides what is done.
@@ -55,17 +55,17 @@ struct ChatRequest {
 struct Refusal {
   int status = 400;
   std::string type = "invalid_request_error";
-  std::string code;   // "" = null
-  std::string param;  // "" = null
-  std::string message;
+  std::string code = {};   // "" = null
+  std::string param = {};  // "" = null
+  std::string message = {};
   int retry_after_ms = 0;  // > 0: a header says so; 0: `x-should-retry: false` unless the status is one that SDKs never retry
 };
 
 // Tokens of one choice that were drawn at one version.
 struct Span {
-  std::vector<int32_t> ids;
-  std::vector<float> logprobs;  // one per id
-  engine::Version version;
+  std::vector<int32_t> ids = {};
+  std::vector<float> logprobs = {};  // one per id
+  engine::Version version = {};
   bool mixed = false;
 };
 
