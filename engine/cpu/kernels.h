@@ -1,0 +1,948 @@
+// The kernels, written once over sixteen lanes and compiled per instruction set: each ops_*.cpp defines TEMPER_ISA (a
+// namespace), is built with its own compile flags and includes this file. No standard-library templates in here: an inline
+// function compiled with wide instructions could be picked by the linker for a machine that lacks them.
+#pragma once
+
+#include <cstring>
+
+#include "engine/cpu/ops.h"
+#include "engine/cpu/simd.h"
+
+namespace temper::engine::cpu::TEMPER_ISA {
+namespace {
+
+// The two element types of docs/numerics.md 2.
+struct Bf16 {
+  using T = uint16_t;
+  static constexpr bool kPairs = true;
+  static F LoadE(const T* p) { return LoadBf16(p); }
+  static void StoreE(T* p, F x) { StoreBf16(p, x); }
+  static F Rounded(F x) { return RoundBf16(x); }
+  static float Scalar(T x) {
+    const uint32_t u = static_cast<uint32_t>(x) << 16;
+    float f;
+    std::memcpy(&f, &u, 4);
+    return f;
+  }
+};
+struct Fp32 {
+  using T = float;
+  static constexpr bool kPairs = false;
+  static F LoadE(const T* p) { return Load(p); }
+  static void StoreE(T* p, F x) { Store(p, x); }
+  static F Rounded(F x) { return x; }
+  static float Scalar(T x) { return x; }
+};
+
+constexpr int Up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+constexpr int MinInt(int a, int b) { return a < b ? a : b; }
+
+template <class E>
+void StoreSome(typename E::T* p, F x, int n) {  // n < 16 lanes
+  alignas(64) typename E::T t[16];
+  E::StoreE(t, x);
+  for (int i = 0; i < n; ++i) p[i] = t[i];
+}
+template <class E>
+void ZeroTail(typename E::T* out, int from, int to) {
+  for (int i = from; i < to; ++i) out[i] = 0;
+}
+
+// ---- GEMM -----------------------------------------------------------------------------------------------------------------
+// A block of A is expanded to fp32 once (row-major with stride kRowStride, or as it lies when transposed with stride kRows),
+// then a register tile of R rows by P panels runs down the reduced axis. C is kept exactly in fp32 between blocks of 32.
+
+constexpr int kRows = 96;                // rows of A expanded at a time
+constexpr int kDepth = 512;              // reduced axis at a time
+constexpr int kRowStride = kDepth + 16;  // not a power of two: spreads rows over cache sets
+constexpr int kTileRows = 6;
+
+#if defined(__AVX512F__)
+
+template <class E, int R, int P, int RS, int KS>
+__attribute__((noinline)) void Tile(const float* a, const typename E::T* b, int64_t b_stride, int blocks, float* c,
+                                    int64_t c_stride, bool start) {
+  __m512 sum[R][P];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) sum[r][p] = start ? _mm512_setzero_ps() : _mm512_loadu_ps(c + r * c_stride + 16 * p);
+  }
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  if constexpr (E::kPairs && R * P > 8) {
+    // Too many chains for the registers beside the sums: keep those in memory.
+    alignas(64) float kept[R][P][16];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) _mm512_store_ps(kept[r][p], sum[r][p]);
+    }
+    for (int block = 0; block < blocks; ++block) {
+      __m512 even[R][P], odd[R][P];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) even[r][p] = odd[r][p] = _mm512_setzero_ps();
+      }
+      for (int i = 0; i < 16; ++i) {
+        __m512 be[P], bo[P];
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) {
+          const __m512i w = _mm512_loadu_si512(b + p * b_stride + i * 32);
+          be[p] = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
+          bo[p] = _mm512_castsi512_ps(_mm512_and_si512(w, high));
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const __m512 ae = _mm512_set1_ps(a[r * RS + 2 * i * KS]), ao = _mm512_set1_ps(a[r * RS + (2 * i + 1) * KS]);
+#pragma GCC unroll 4
+          for (int p = 0; p < P; ++p) {
+            even[r][p] = _mm512_fmadd_ps(ae, be[p], even[r][p]);
+            odd[r][p] = _mm512_fmadd_ps(ao, bo[p], odd[r][p]);
+          }
+        }
+      }
+      a += 32 * KS;
+      b += 512;
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) {
+          _mm512_store_ps(kept[r][p], _mm512_add_ps(_mm512_load_ps(kept[r][p]), _mm512_add_ps(even[r][p], odd[r][p])));
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) _mm512_storeu_ps(c + r * c_stride + 16 * p, _mm512_load_ps(kept[r][p]));
+    }
+  } else {
+    for (int block = 0; block < blocks; ++block) {
+      __m512 even[R][P], odd[R][P];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) even[r][p] = odd[r][p] = _mm512_setzero_ps();
+      }
+      if constexpr (E::kPairs) {
+        for (int i = 0; i < 16; ++i) {
+#pragma GCC unroll 4
+          for (int p = 0; p < P; ++p) {
+            const __m512i w = _mm512_loadu_si512(b + p * b_stride + i * 32);
+            const __m512 be = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
+            const __m512 bo = _mm512_castsi512_ps(_mm512_and_si512(w, high));
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+              even[r][p] = _mm512_fmadd_ps(_mm512_set1_ps(a[r * RS + 2 * i * KS]), be, even[r][p]);
+              odd[r][p] = _mm512_fmadd_ps(_mm512_set1_ps(a[r * RS + (2 * i + 1) * KS]), bo, odd[r][p]);
+            }
+          }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+          for (int p = 0; p < P; ++p) even[r][p] = _mm512_add_ps(even[r][p], odd[r][p]);
+        }
+      } else {
+        for (int i = 0; i < 32; ++i) {
+#pragma GCC unroll 4
+          for (int p = 0; p < P; ++p) {
+            const __m512 w = _mm512_loadu_ps(b + p * b_stride + i * 16);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+              even[r][p] = _mm512_fmadd_ps(_mm512_set1_ps(a[r * RS + i * KS]), w, even[r][p]);
+            }
+          }
+        }
+      }
+      a += 32 * KS;
+      b += 512;
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) sum[r][p] = _mm512_add_ps(sum[r][p], even[r][p]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) _mm512_storeu_ps(c + r * c_stride + 16 * p, sum[r][p]);
+    }
+  }
+}
+
+#else
+
+// Sixteen columns are two registers. The even chains run first and then the odd ones, so that six rows fit.
+template <class E, int R, int P, int RS, int KS>
+__attribute__((noinline)) void Tile(const float* a, const typename E::T* b, int64_t b_stride, int blocks, float* c,
+                                    int64_t c_stride, bool start) {
+  static_assert(P == 1);
+  (void)b_stride;
+  alignas(32) float kept[R][16], even_kept[R][16];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    _mm256_store_ps(kept[r], start ? _mm256_setzero_ps() : _mm256_loadu_ps(c + r * c_stride));
+    _mm256_store_ps(kept[r] + 8, start ? _mm256_setzero_ps() : _mm256_loadu_ps(c + r * c_stride + 8));
+  }
+  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  for (int block = 0; block < blocks; ++block) {
+    __m256 s[R][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) s[r][0] = s[r][1] = _mm256_setzero_ps();
+    if constexpr (E::kPairs) {
+      for (int i = 0; i < 16; ++i) {
+        const auto* w = reinterpret_cast<const __m256i*>(b + i * 32);
+        const __m256 x = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(w), 16));
+        const __m256 y = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(w + 1), 16));
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const __m256 v = _mm256_broadcast_ss(a + r * RS + 2 * i * KS);
+          s[r][0] = _mm256_fmadd_ps(v, x, s[r][0]);
+          s[r][1] = _mm256_fmadd_ps(v, y, s[r][1]);
+        }
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        _mm256_store_ps(even_kept[r], s[r][0]);
+        _mm256_store_ps(even_kept[r] + 8, s[r][1]);
+        s[r][0] = s[r][1] = _mm256_setzero_ps();
+      }
+      for (int i = 0; i < 16; ++i) {
+        const auto* w = reinterpret_cast<const __m256i*>(b + i * 32);
+        const __m256 x = _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(w), high));
+        const __m256 y = _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(w + 1), high));
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const __m256 v = _mm256_broadcast_ss(a + r * RS + (2 * i + 1) * KS);
+          s[r][0] = _mm256_fmadd_ps(v, x, s[r][0]);
+          s[r][1] = _mm256_fmadd_ps(v, y, s[r][1]);
+        }
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        s[r][0] = _mm256_add_ps(_mm256_load_ps(even_kept[r]), s[r][0]);
+        s[r][1] = _mm256_add_ps(_mm256_load_ps(even_kept[r] + 8), s[r][1]);
+      }
+    } else {
+      for (int i = 0; i < 32; ++i) {
+        const __m256 x = _mm256_loadu_ps(reinterpret_cast<const float*>(b) + i * 16);
+        const __m256 y = _mm256_loadu_ps(reinterpret_cast<const float*>(b) + i * 16 + 8);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const __m256 v = _mm256_broadcast_ss(a + r * RS + i * KS);
+          s[r][0] = _mm256_fmadd_ps(v, x, s[r][0]);
+          s[r][1] = _mm256_fmadd_ps(v, y, s[r][1]);
+        }
+      }
+    }
+    a += 32 * KS;
+    b += 512;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      _mm256_store_ps(kept[r], _mm256_add_ps(_mm256_load_ps(kept[r]), s[r][0]));
+      _mm256_store_ps(kept[r] + 8, _mm256_add_ps(_mm256_load_ps(kept[r] + 8), s[r][1]));
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    _mm256_storeu_ps(c + r * c_stride, _mm256_load_ps(kept[r]));
+    _mm256_storeu_ps(c + r * c_stride + 8, _mm256_load_ps(kept[r] + 8));
+  }
+}
+
+#endif
+
+template <class E, int P, int RS, int KS>
+void TileRows(int rows, const float* a, const typename E::T* b, int64_t b_stride, int blocks, float* c, int64_t c_stride,
+              bool start) {
+  switch (rows) {
+    case 1: return Tile<E, 1, P, RS, KS>(a, b, b_stride, blocks, c, c_stride, start);
+    case 2: return Tile<E, 2, P, RS, KS>(a, b, b_stride, blocks, c, c_stride, start);
+    case 3: return Tile<E, 3, P, RS, KS>(a, b, b_stride, blocks, c, c_stride, start);
+    case 4: return Tile<E, 4, P, RS, KS>(a, b, b_stride, blocks, c, c_stride, start);
+    case 5: return Tile<E, 5, P, RS, KS>(a, b, b_stride, blocks, c, c_stride, start);
+    default: return Tile<E, 6, P, RS, KS>(a, b, b_stride, blocks, c, c_stride, start);
+  }
+}
+
+template <class E, int RS, int KS>
+void RunBlock(const Gemm& g, const float* a, int rows, int k0, int depth, float* c, bool start) {
+  const auto* b = static_cast<const typename E::T*>(g.b) + static_cast<int64_t>(k0) * 16;
+  const int64_t b_stride = g.b_stride ? g.b_stride : static_cast<int64_t>(g.k) * 16;
+  const int blocks = depth / 32;
+#if defined(__AVX512F__)
+  constexpr int kWide = 2;
+#else
+  constexpr int kWide = 1;
+#endif
+  int n = 0;
+  for (; n + 16 * kWide <= g.n; n += 16 * kWide) {
+    for (int r = 0; r < rows; r += kTileRows) {
+      TileRows<E, kWide, RS, KS>(MinInt(kTileRows, rows - r), a + r * RS, b + n / 16 * b_stride, b_stride, blocks,
+                                 c + r * g.c_stride + n, g.c_stride, start);
+    }
+  }
+  for (; n < g.n; n += 16) {
+    const int columns = MinInt(16, g.n - n);
+    for (int r = 0; r < rows; r += kTileRows) {
+      const int count = MinInt(kTileRows, rows - r);
+      const auto* panel = b + n / 16 * b_stride;
+      float* to = c + r * g.c_stride + n;
+      if (columns == 16) {
+        TileRows<E, 1, RS, KS>(count, a + r * RS, panel, b_stride, blocks, to, g.c_stride, start);
+        continue;
+      }
+      alignas(64) float edge[kTileRows * 16];
+      std::memset(edge, 0, sizeof edge);
+      if (!start) {
+        for (int i = 0; i < count; ++i) std::memcpy(edge + i * 16, to + i * g.c_stride, columns * sizeof(float));
+      }
+      TileRows<E, 1, RS, KS>(count, a + r * RS, panel, b_stride, blocks, edge, 16, start);
+      for (int i = 0; i < count; ++i) std::memcpy(to + i * g.c_stride, edge + i * 16, columns * sizeof(float));
+    }
+  }
+}
+
+template <class E>
+void GemmVector(const Gemm& g) {
+  using T = typename E::T;
+  alignas(64) float a[kRows * kRowStride];
+  static_assert(kRows * kDepth <= kRows * kRowStride);
+  // Chunks of the reduced axis of near-equal length.
+  const int chunks = (g.k + kDepth - 1) / kDepth;
+  const int chunk = chunks ? Up((g.k + chunks - 1) / chunks, 32) : 0;
+  bool start = !g.add;
+  for (int part = 0; part < (g.a2 ? 2 : 1); ++part) {
+    const T* from = static_cast<const T*>(part ? g.a2 : g.a);
+    for (int k0 = 0; k0 < g.k; k0 += chunk) {
+      const int depth = MinInt(chunk, g.k - k0);
+      for (int m0 = 0; m0 < g.m; m0 += kRows) {
+        const int rows = MinInt(kRows, g.m - m0);
+        float* c = g.c + m0 * g.c_stride;
+        if (g.a_transposed) {
+          for (int k = 0; k < depth; ++k) {
+            const T* row = from + (k0 + k) * g.a_stride + m0;
+            int i = 0;
+            for (; i + 16 <= rows; i += 16) Store(a + k * kRows + i, E::LoadE(row + i));
+            for (; i < rows; ++i) a[k * kRows + i] = E::Scalar(row[i]);
+          }
+          RunBlock<E, 1, kRows>(g, a, rows, k0, depth, c, start);
+        } else {
+          for (int r = 0; r < rows; ++r) {
+            const T* row = from + (m0 + r) * g.a_stride + k0;
+            for (int k = 0; k < depth; k += 16) Store(a + r * kRowStride + k, E::LoadE(row + k));
+          }
+          RunBlock<E, kRowStride, 1>(g, a, rows, k0, depth, c, start);
+        }
+      }
+      start = false;
+    }
+  }
+}
+
+#if defined(TEMPER_AMX)
+// Tiles of 16 rows by 32 bf16. Rows that do not fill a tile are copied to zeroed scratch; a transposed A is turned there.
+struct __attribute__((packed)) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t column_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+void GemmAmx(const Gemm& g) {
+  TileConfig config;
+  for (int i = 0; i < 8; ++i) {
+    config.column_bytes[i] = 64;
+    config.rows[i] = 16;
+  }
+  _tile_loadconfig(&config);
+  const int64_t b_stride = g.b_stride ? g.b_stride : static_cast<int64_t>(g.k) * 16;
+  alignas(64) uint16_t block[32 * kDepth];
+  alignas(64) float c[32 * 32];
+  bool start = !g.add;
+  for (int part = 0; part < (g.a2 ? 2 : 1); ++part) {
+    const auto* from = static_cast<const uint16_t*>(part ? g.a2 : g.a);
+    for (int k0 = 0; k0 < g.k; k0 += kDepth) {
+      const int depth = MinInt(kDepth, g.k - k0);
+      for (int m0 = 0; m0 < g.m; m0 += 32) {
+        const int rows = MinInt(32, g.m - m0);
+        const uint16_t* a = from + m0 * g.a_stride + k0;
+        int64_t a_stride = g.a_stride;
+        if (g.a_transposed || rows < 32) {
+          std::memset(block, 0, sizeof block);
+          for (int r = 0; r < rows; ++r) {
+            if (g.a_transposed) {
+              for (int k = 0; k < depth; ++k) block[r * kDepth + k] = from[(k0 + k) * g.a_stride + m0 + r];
+            } else {
+              std::memcpy(block + r * kDepth, a + r * g.a_stride, depth * sizeof(uint16_t));
+            }
+          }
+          a = block;
+          a_stride = kDepth;
+        }
+        for (int n = 0; n < g.n; n += 32) {
+          const int columns = MinInt(32, g.n - n);
+          const bool two = columns > 16;
+          const bool whole = rows == 32 && columns == 32;
+          float* to = g.c + m0 * g.c_stride + n;
+          float* at = whole ? to : c;
+          const int64_t at_stride = whole ? g.c_stride : 32;
+          if (start) {
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+          } else {
+            if (!whole) {
+              std::memset(c, 0, sizeof c);
+              for (int r = 0; r < rows; ++r) std::memcpy(c + r * 32, to + r * g.c_stride, columns * sizeof(float));
+            }
+            _tile_loadd(0, at, at_stride * 4);
+            _tile_loadd(1, at + 16, at_stride * 4);
+            _tile_loadd(2, at + 16 * at_stride, at_stride * 4);
+            _tile_loadd(3, at + 16 * at_stride + 16, at_stride * 4);
+          }
+          const auto* b0 = static_cast<const uint16_t*>(g.b) + n / 16 * b_stride + static_cast<int64_t>(k0) * 16;
+          const auto* b1 = two ? b0 + b_stride : b0;  // without a second panel its columns are computed and dropped
+          for (int k = 0; k < depth; k += 32) {
+            _tile_loadd(4, a + k, a_stride * 2);
+            _tile_loadd(6, b0 + k * 16, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, b1 + k * 16, 64);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(5, a + 16 * a_stride + k, a_stride * 2);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+          }
+          _tile_stored(0, at, at_stride * 4);
+          _tile_stored(1, at + 16, at_stride * 4);
+          _tile_stored(2, at + 16 * at_stride, at_stride * 4);
+          _tile_stored(3, at + 16 * at_stride + 16, at_stride * 4);
+          if (!whole) {
+            for (int r = 0; r < rows; ++r) std::memcpy(to + r * g.c_stride, c + r * 32, columns * sizeof(float));
+          }
+        }
+      }
+      start = false;
+    }
+  }
+  _tile_release();
+}
+#endif
+
+template <class E>
+void RunGemm(const Gemm& g) {
+#if defined(TEMPER_AMX)
+  if constexpr (E::kPairs) return GemmAmx(g);
+#endif
+  GemmVector<E>(g);
+}
+
+// ---- Rows -----------------------------------------------------------------------------------------------------------------
+
+template <class E>
+void RmsNorm(const float* x, const float* gain, float eps, int width, int depth, void* out, void* lo, float* inverse_rms) {
+  using T = typename E::T;
+  F squares = Zero();
+  int i = 0;
+  for (; i + 16 <= width; i += 16) {
+    const F v = Load(x + i);
+    squares = Fma(v, v, squares);
+  }
+  if (i < width) {
+    const F v = LoadN(x + i, width - i);
+    squares = Fma(v, v, squares);
+  }
+  const float mean = SumTree(squares) / static_cast<float>(width);
+  const float r = 1.0f / _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(mean + eps)));
+  *inverse_rms = r;
+  T* to = static_cast<T*>(out);
+  T* to_lo = static_cast<T*>(lo);
+  const F scale = Set(r);
+  for (i = 0; i < width; i += 16) {
+    const int n = MinInt(16, width - i);
+    const F v = n == 16 ? Load(x + i) : LoadN(x + i, n);
+    const F g = n == 16 ? Load(gain + i) : LoadN(gain + i, n);
+    const F y = Mul(Mul(v, scale), g);
+    if (n == 16) {
+      E::StoreE(to + i, y);
+      if (to_lo) E::StoreE(to_lo + i, Sub(y, E::Rounded(y)));
+    } else {
+      StoreSome<E>(to + i, y, n);
+      if (to_lo) StoreSome<E>(to_lo + i, Sub(y, E::Rounded(y)), n);
+    }
+  }
+  ZeroTail<E>(to, width, depth);
+  if (to_lo) ZeroTail<E>(to_lo, width, depth);
+}
+
+void RmsNormBackward(const float* dy, const float* x, const float* gain, float inverse_rms, int width, float* dx) {
+  // y = x r g, r = (mean x² + eps)^-1/2:  dx = r (g dy) - x r³/width Σ x g dy.
+  F dot = Zero();
+  for (int i = 0; i < width; i += 16) {
+    const int n = MinInt(16, width - i);
+    dot = Fma(Mul(LoadN(dy + i, n), LoadN(gain + i, n)), LoadN(x + i, n), dot);
+  }
+  const float r = inverse_rms;
+  const F factor = Set(SumTree(dot) * (r * r * r) / static_cast<float>(width)), scale = Set(r);
+  for (int i = 0; i < width; i += 16) {
+    const int n = MinInt(16, width - i);
+    const F g = Mul(Mul(LoadN(dy + i, n), LoadN(gain + i, n)), scale);
+    StoreN(dx + i, Add(LoadN(dx + i, n), Fnma(LoadN(x + i, n), factor, g)), n);
+  }
+}
+
+void RmsGainBackward(const float* dy, const float* x, const float* inverse_rms, int rows, int width, int begin, int end,
+                     float* dgain) {
+  for (int i = begin; i < end; i += 16) {
+    const int n = MinInt(16, end - i);
+    F sum = LoadN(dgain + i, n);
+    for (int r = 0; r < rows; ++r) {
+      const int64_t at = static_cast<int64_t>(r) * width + i;
+      sum = Fma(LoadN(dy + at, n), Mul(LoadN(x + at, n), Set(inverse_rms[r])), sum);
+    }
+    StoreN(dgain + i, sum, n);
+  }
+}
+
+template <class E>
+void Rope(const float* x, const float* cos, const float* sin, int head_dim, int depth, void* out) {
+  using T = typename E::T;
+  T* to = static_cast<T*>(out);
+  const int half = head_dim / 2;
+  for (int i = 0; i < half; i += 16) {
+    const int n = MinInt(16, half - i);
+    const F c = LoadN(cos + i, n), s = LoadN(sin + i, n), a = LoadN(x + i, n), b = LoadN(x + half + i, n);
+    const F y = Fnma(b, s, Mul(a, c)), z = Fma(a, s, Mul(b, c));
+    if (n == 16) {
+      E::StoreE(to + i, y);
+      E::StoreE(to + half + i, z);
+    } else {
+      StoreSome<E>(to + i, y, n);
+      StoreSome<E>(to + half + i, z, n);
+    }
+  }
+  ZeroTail<E>(to, head_dim, depth);
+}
+
+void RopeInverse(float* x, const float* cos, const float* sin, int head_dim) {
+  const int half = head_dim / 2;
+  for (int i = 0; i < half; i += 16) {
+    const int n = MinInt(16, half - i);
+    const F c = LoadN(cos + i, n), s = LoadN(sin + i, n), a = LoadN(x + i, n), b = LoadN(x + half + i, n);
+    StoreN(x + i, Fma(b, s, Mul(a, c)), n);
+    StoreN(x + half + i, Fnma(a, s, Mul(b, c)), n);
+  }
+}
+
+template <class E>
+void Round(const float* x, int n, int depth, void* out) {
+  using T = typename E::T;
+  T* to = static_cast<T*>(out);
+  int i = 0;
+  for (; i + 16 <= n; i += 16) E::StoreE(to + i, Load(x + i));
+  if (i < n) StoreSome<E>(to + i, LoadN(x + i, n - i), n - i);
+  ZeroTail<E>(to, n, depth);
+}
+
+void AddTo(float* x, const float* y, int n) {
+  int i = 0;
+  for (; i + 16 <= n; i += 16) Store(x + i, Add(Load(x + i), Load(y + i)));
+  if (i < n) StoreN(x + i, Add(LoadN(x + i, n - i), LoadN(y + i, n - i)), n - i);
+}
+
+template <class E>
+float DotDelta(const void* d_o, const float* o, int n) {
+  using T = typename E::T;
+  const T* d = static_cast<const T*>(d_o);  // padded with zeros to 32
+  F sum = Zero();
+  for (int i = 0; i < n; i += 16) sum = Fma(E::LoadE(d + i), LoadN(o + i, MinInt(16, n - i)), sum);
+  return SumTree(sum);
+}
+
+inline F Sigmoid(F x) { return Div(Set(1), Add(Set(1), Exp(Sub(Zero(), x)))); }
+
+template <class E>
+void SiluMul(const float* gate, const float* up, int n, int depth, void* out) {
+  using T = typename E::T;
+  T* to = static_cast<T*>(out);
+  for (int i = 0; i < n; i += 16) {
+    const int count = MinInt(16, n - i);
+    const F g = LoadN(gate + i, count);
+    const F y = Mul(Mul(g, Sigmoid(g)), LoadN(up + i, count));
+    if (count == 16) {
+      E::StoreE(to + i, y);
+    } else {
+      StoreSome<E>(to + i, y, count);
+    }
+  }
+  ZeroTail<E>(to, n, depth);
+}
+
+template <class E>
+void SiluMulBackward(const float* gate, const float* up, const float* dact, int n, void* dgate, void* dup) {
+  using T = typename E::T;
+  for (int i = 0; i < n; i += 16) {
+    const int count = MinInt(16, n - i);
+    const F g = LoadN(gate + i, count), d = LoadN(dact + i, count);
+    const F s = Sigmoid(g);
+    // d silu = s (1 + g (1 - s))
+    const F slope = Mul(s, Fma(g, Sub(Set(1), s), Set(1)));
+    const F dg = Mul(Mul(d, LoadN(up + i, count)), slope), du = Mul(d, Mul(g, s));
+    if (count == 16) {
+      E::StoreE(static_cast<T*>(dgate) + i, dg);
+      E::StoreE(static_cast<T*>(dup) + i, du);
+    } else {
+      StoreSome<E>(static_cast<T*>(dgate) + i, dg, count);
+      StoreSome<E>(static_cast<T*>(dup) + i, du, count);
+    }
+  }
+}
+
+void Scale(float* x, float factor, int n) {
+  const F f = Set(factor);
+  int i = 0;
+  for (; i + 16 <= n; i += 16) Store(x + i, Mul(Load(x + i), f));
+  if (i < n) StoreN(x + i, Mul(LoadN(x + i, n - i), f), n - i);
+}
+
+// log of a positive normal number: x = m 2^e with m in [0.7, 1.42), log m = 2 atanh((m-1)/(m+1)) by its series.
+inline float Log(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffffu) >= 0x7f800000u) return x;  // inf, NaN
+  int e = static_cast<int>(bits >> 23) - 127;
+  bits = (bits & 0x7fffffu) | 0x3f800000u;
+  if (bits > 0x3fb504f3u) {
+    bits -= 0x800000u;
+    ++e;
+  }
+  float m;
+  std::memcpy(&m, &bits, 4);
+  const __m128 s = _mm_set_ss((m - 1.0f) / (m + 1.0f));
+  const __m128 q = _mm_mul_ss(s, s);
+  __m128 p = _mm_set_ss(2.0f / 9);
+  p = _mm_fmadd_ss(p, q, _mm_set_ss(2.0f / 7));
+  p = _mm_fmadd_ss(p, q, _mm_set_ss(2.0f / 5));
+  p = _mm_fmadd_ss(p, q, _mm_set_ss(2.0f / 3));
+  p = _mm_mul_ss(p, q);
+  // e ln2 + 2 s + s p, small terms first.
+  p = _mm_fmadd_ss(s, p, _mm_mul_ss(_mm_set_ss(static_cast<float>(e)), _mm_set_ss(1.42860682030941723e-6f)));
+  p = _mm_fmadd_ss(s, _mm_set_ss(2), p);
+  return _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(static_cast<float>(e)), _mm_set_ss(0.693145751953125f), p));
+}
+
+constexpr int kVocabTile = 256;
+
+float LogSumExp(const float* x, int n) {
+  float max = -__builtin_inff(), sum = 0;
+  for (int t = 0; t < n; t += kVocabTile) {
+    const int count = MinInt(kVocabTile, n - t);
+    const float* p = x + t;
+    F m = Set(-__builtin_inff());
+    int i = 0;
+    for (; i + 16 <= count; i += 16) m = Max(m, Load(p + i));
+    if (i < count) m = Max(m, FirstN(LoadN(p + i, count - i), m, count - i));
+    const float tile_max = MaxTree(m);
+    const float new_max = tile_max > max ? tile_max : max;
+    const F shift = Set(new_max);
+    F s = Zero();
+    for (i = 0; i + 16 <= count; i += 16) s = Add(s, Exp(Sub(Load(p + i), shift)));
+    if (i < count) s = Add(s, FirstN(Exp(Sub(LoadN(p + i, count - i), shift)), Zero(), count - i));
+    alignas(64) float old[16];
+    Store(old, Exp(Set(max - new_max)));
+    sum = _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(sum), _mm_set_ss(old[0]), _mm_set_ss(SumTree(s))));
+    max = new_max;
+  }
+  return max + Log(sum);
+}
+
+void SoftmaxScaled(float* logits, float log_sum_exp, float factor, int n) {
+  const F shift = Set(log_sum_exp), f = Set(factor);
+  for (int i = 0; i < n; i += 16) {
+    const int count = MinInt(16, n - i);
+    StoreN(logits + i, Mul(f, Exp(Sub(LoadN(logits + i, count), shift))), count);
+  }
+}
+
+// ---- Packing --------------------------------------------------------------------------------------------------------------
+
+template <class E>
+void PackRows(const void* x, int64_t stride, int rows, int cols, int rows_padded, int begin, int end, void* panel) {
+  using T = typename E::T;
+  const T* from = static_cast<const T*>(x);
+  for (int c0 = begin; c0 < end; c0 += 16) {
+    T* out = static_cast<T*>(panel) + static_cast<int64_t>(c0) * rows_padded;
+    const int n = MinInt(16, cols - c0);
+    if constexpr (E::kPairs) {
+      int r = 0;
+      if (n == 16) {
+        for (; r + 2 <= rows; r += 2) {
+          const auto lo = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + r * stride + c0));
+          const auto hi = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + (r + 1) * stride + c0));
+          const __m256i a = _mm256_unpacklo_epi16(lo, hi), b = _mm256_unpackhi_epi16(lo, hi);
+          auto* to = reinterpret_cast<__m256i*>(out + r * 16);
+          _mm256_storeu_si256(to, _mm256_permute2x128_si256(a, b, 0x20));
+          _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(a, b, 0x31));
+        }
+      }
+      for (; r < rows_padded; r += 2) {
+        for (int i = 0; i < 16; ++i) {
+          out[r * 16 + 2 * i] = r < rows && i < n ? from[r * stride + c0 + i] : 0;
+          out[r * 16 + 2 * i + 1] = r + 1 < rows && i < n ? from[(r + 1) * stride + c0 + i] : 0;
+        }
+      }
+    } else {
+      for (int r = 0; r < rows_padded; ++r) {
+        for (int i = 0; i < 16; ++i) out[r * 16 + i] = r < rows && i < n ? from[r * stride + c0 + i] : 0;
+      }
+    }
+  }
+}
+
+template <class E>
+void TransposePanel(const void* panel, int n16, int k, int n_padded, int begin, int end, void* out) {
+  using T = typename E::T;
+  const T* from = static_cast<const T*>(panel);
+  // Element (n, k) of a panel of the given reduced length.
+  auto at = [](int column, int depth_index, int64_t depth) {
+    const int64_t base = column / 16 * depth * 16;
+    return E::kPairs ? base + depth_index / 2 * 32 + column % 16 * 2 + depth_index % 2 : base + depth_index * 16 + column % 16;
+  };
+  T* to = static_cast<T*>(out);
+  for (int k0 = begin; k0 < end; k0 += 16) {
+    for (int n0 = 0; n0 < n_padded; n0 += 2) {
+      for (int i = 0; i < 16; ++i) {
+        for (int j = 0; j < 2; ++j) {
+          to[at(k0 + i, n0 + j, n_padded)] = n0 + j < n16 ? from[at(n0 + j, k0 + i, k)] : T(0);
+        }
+      }
+    }
+  }
+}
+
+// ---- Attention ------------------------------------------------------------------------------------------------------------
+
+template <class T>
+T* Take(std::byte*& scratch, size_t count) {
+  T* p = reinterpret_cast<T*>(scratch);
+  scratch += (count * sizeof(T) + 63) / 64 * 64;
+  return p;
+}
+
+// How many of a page's 64 keys a row at `position` sees.
+inline int Visible(int position, int first_key) {
+  const int n = position - first_key + 1;
+  return n < 0 ? 0 : n > 64 ? 64 : n;
+}
+
+template <class E>
+void AttendForward(const AttentionForward& a) {
+  using T = typename E::T;
+  const int rows = a.tokens * a.group, depth = Up(a.head_dim, 32), width = Up(a.head_dim, 16);
+  std::byte* scratch = a.scratch;
+  T* q = Take<T>(scratch, static_cast<size_t>(rows) * depth);
+  float* s = Take<float>(scratch, static_cast<size_t>(rows) * 64);
+  T* p = Take<T>(scratch, static_cast<size_t>(rows) * 64);
+  float* pv = Take<float>(scratch, static_cast<size_t>(rows) * width);
+  float* o = Take<float>(scratch, static_cast<size_t>(rows) * width);
+  float* alpha = Take<float>(scratch, rows);
+  float* max = a.row_max;
+  float* sum = a.row_inverse_sum;
+  for (int t = 0; t < a.tokens; ++t) {
+    std::memcpy(q + static_cast<int64_t>(t) * a.group * depth, static_cast<const T*>(a.q) + t * a.q_stride,
+                static_cast<size_t>(a.group) * depth * sizeof(T));
+  }
+  for (int r = 0; r < rows; ++r) {
+    max[r] = -__builtin_inff();
+    sum[r] = 0;
+  }
+  std::memset(o, 0, static_cast<size_t>(rows) * width * sizeof(float));
+  const int last = a.first_position + a.tokens - 1;
+  const F scale = Set(a.scale), minus_inf = Set(-__builtin_inff());
+  for (int page = 0; page * 64 <= last; ++page) {
+    const int first_key = page * 64;
+    const int seen = Visible(last, first_key);
+    // Rows before the first that sees the page would be left as they are.
+    const int first_token = a.first_position >= first_key ? 0 : first_key - a.first_position;
+    const int first_row = first_token * a.group;
+    const int64_t offset = a.pages[page] * a.page_bytes;
+    Gemm g;
+    g.a = q + static_cast<int64_t>(first_row) * depth;
+    g.a_stride = depth;
+    g.b = a.keys + offset;
+    g.m = rows - first_row;
+    g.n = Up(seen, 16);
+    g.k = depth;
+    g.c = s + static_cast<int64_t>(first_row) * 64;
+    g.c_stride = 64;
+    RunGemm<E>(g);
+    const int span = seen > 32 ? 64 : 32;  // a block of zero probabilities adds +0: skipping it is exact
+    for (int r = first_row; r < rows; ++r) {
+      const int n = Visible(a.first_position + r / a.group, first_key);
+      float* row = s + static_cast<int64_t>(r) * 64;
+      F v[4];
+      for (int i = 0; i < 4; ++i) {
+        const int here = n - 16 * i;
+        v[i] = here <= 0 ? minus_inf : FirstN(Mul(Load(row + 16 * i), scale), minus_inf, here);
+      }
+      const float page_max = MaxTree(Max(Max(v[0], v[1]), Max(v[2], v[3])));
+      const float new_max = page_max > max[r] ? page_max : max[r];
+      const F shift = Set(new_max);
+      T* out = p + static_cast<int64_t>(r) * 64;
+      F e[4];
+      for (int i = 0; i < 4; ++i) {
+        e[i] = n > 16 * i ? Exp(Sub(v[i], shift)) : Zero();
+        if (16 * i < span) E::StoreE(out + 16 * i, e[i]);
+      }
+      alignas(64) float first[16];
+      Store(first, Exp(Set(max[r] - new_max)));
+      alpha[r] = first[0];
+      sum[r] = _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(sum[r]), _mm_set_ss(alpha[r]),
+                                          _mm_set_ss(SumTree(Add(Add(e[0], e[1]), Add(e[2], e[3]))))));
+      max[r] = new_max;
+    }
+    Gemm h;
+    h.a = p + static_cast<int64_t>(first_row) * 64;
+    h.a_stride = 64;
+    h.b = a.values + offset;
+    h.b_stride = 64 * 16;
+    h.m = rows - first_row;
+    h.n = width;
+    h.k = span;
+    h.c = pv + static_cast<int64_t>(first_row) * width;
+    h.c_stride = width;
+    RunGemm<E>(h);
+    for (int r = first_row; r < rows; ++r) {
+      const F f = Set(alpha[r]);
+      for (int i = 0; i < width; i += 16) {
+        float* to = o + static_cast<int64_t>(r) * width + i;
+        // + 0 makes -0 of either origin +0: masked keys then leave no trace, not even a sign.
+        Store(to, Fma(Load(to), f, Add(Load(pv + static_cast<int64_t>(r) * width + i), Zero())));
+      }
+    }
+  }
+  for (int t = 0; t < a.tokens; ++t) {
+    for (int h = 0; h < a.group; ++h) {
+      const int r = t * a.group + h;
+      sum[r] = 1.0f / sum[r];
+      const F f = Set(sum[r]);
+      float* to = a.o + t * a.o_stride + h * a.head_dim;
+      const float* from = o + static_cast<int64_t>(r) * width;
+      for (int i = 0; i < a.head_dim; i += 16) {
+        const F y = Mul(Add(Load(from + i), Zero()), f);
+        const int n = MinInt(16, a.head_dim - i);
+        if (n == 16) {
+          Store(to + i, y);
+        } else {
+          StoreN(to + i, y, n);
+        }
+      }
+    }
+  }
+}
+
+template <class E>
+void AttendBackward(const AttentionBackward& a) {
+  using T = typename E::T;
+  const int depth = Up(a.head_dim, 32), width = Up(a.head_dim, 16), padded = Up(a.rows, 32);
+  std::byte* scratch = a.scratch;
+  float* s = Take<float>(scratch, static_cast<size_t>(a.rows) * 64);
+  float* dp = Take<float>(scratch, static_cast<size_t>(a.rows) * 64);
+  T* p = Take<T>(scratch, static_cast<size_t>(padded) * 64);
+  T* ds = Take<T>(scratch, static_cast<size_t>(padded) * 64);
+  const int tokens = a.rows / a.group;
+  const int seen = Visible(a.first_position + tokens - 1, a.first_key);
+  const int columns = Up(seen, 16), span = seen > 32 ? 64 : 32;
+  Gemm g;
+  g.a = a.q;
+  g.a_stride = depth;
+  g.b = a.keys;
+  g.m = a.rows;
+  g.n = columns;
+  g.k = depth;
+  g.c = s;
+  g.c_stride = 64;
+  RunGemm<E>(g);
+  g.a = a.d_o;
+  g.b = a.values_by_key;
+  g.c = dp;
+  RunGemm<E>(g);
+  const F scale = Set(a.scale);
+  for (int r = 0; r < a.rows; ++r) {
+    const int n = Visible(a.first_position + r / a.group, a.first_key);
+    const F max = Set(a.row_max[r]), inverse = Set(a.row_inverse_sum[r]), delta = Set(a.delta[r]);
+    for (int i = 0; i < 4; ++i) {
+      const int at = r * 64 + 16 * i, here = n - 16 * i;
+      if (here <= 0) {
+        E::StoreE(p + at, Zero());
+        E::StoreE(ds + at, Zero());
+        continue;
+      }
+      const F y = FirstN(Mul(Exp(Sub(Mul(Load(s + at), scale), max)), inverse), Zero(), here);
+      const F d = FirstN(Mul(Mul(y, Sub(Load(dp + at), delta)), scale), Zero(), here);
+      E::StoreE(p + at, y);
+      E::StoreE(ds + at, d);
+    }
+  }
+  for (int i = a.rows * 64; i < padded * 64; ++i) p[i] = ds[i] = 0;
+  Gemm h;  // dK += dSᵀ Q, dV += Pᵀ dO: the rows are the reduced axis
+  h.a = ds;
+  h.a_stride = 64;
+  h.a_transposed = true;
+  h.b = a.q_panel;
+  h.m = seen;
+  h.n = width;
+  h.k = padded;
+  h.c = a.dk;
+  h.c_stride = width;
+  h.add = true;
+  RunGemm<E>(h);
+  h.a = p;
+  h.b = a.d_o_panel;
+  h.c = a.dv;
+  RunGemm<E>(h);
+  Gemm d;  // dQ += dS K
+  d.a = ds;
+  d.a_stride = 64;
+  d.b = a.keys_by_dim;
+  d.b_stride = 64 * 16;
+  d.m = a.rows;
+  d.n = width;
+  d.k = span;
+  d.c = a.dq;
+  d.c_stride = width;
+  d.add = true;
+  RunGemm<E>(d);
+}
+
+template <class E>
+constexpr Ops MakeOps(const char* name) {
+  return {name,
+          sizeof(typename E::T),
+          RunGemm<E>,
+          AttendForward<E>,
+          AttendBackward<E>,
+          RmsNorm<E>,
+          RmsNormBackward,
+          RmsGainBackward,
+          Rope<E>,
+          RopeInverse,
+          Round<E>,
+          AddTo,
+          DotDelta<E>,
+          SiluMul<E>,
+          SiluMulBackward<E>,
+          Scale,
+          LogSumExp,
+          SoftmaxScaled,
+          PackRows<E>,
+          TransposePanel<E>};
+}
+
+constexpr Ops kBf16Ops = MakeOps<Bf16>(TEMPER_ISA_NAME);
+constexpr Ops kFp32Ops = MakeOps<Fp32>(TEMPER_ISA_NAME);
+
+}  // namespace
+}  // namespace temper::engine::cpu::TEMPER_ISA

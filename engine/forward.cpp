@@ -1,0 +1,388 @@
+#include "engine/forward.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "common/check.h"
+#include "engine/bf16.h"
+#include "engine/rope.h"
+
+namespace temper::engine {
+
+void Plan::Clear() {
+  token.clear();
+  position.clear();
+  slot_begin.clear();
+  slots.clear();
+  tiles.clear();
+  tables.clear();
+}
+
+int TileTokens(const ModelConfig& c) {
+  const int group = c.heads / c.kv_heads;
+  return std::clamp(96 / group, 8, 32);
+}
+
+Shapes::Shapes(const ModelConfig& c)
+    : width(c.width),
+      vocab(c.vocab),
+      ffn(c.ffn),
+      width_depth(RoundUp(c.width, 32)),
+      ffn_depth(RoundUp(c.ffn, 32)),
+      q_depth(RoundUp(c.q_dim(), 32)),
+      head_depth(RoundUp(c.head_dim, 32)),
+      head_width(RoundUp(c.head_dim, 16)),
+      q_rows(RoundUp(c.q_dim(), 16)),
+      kv_rows(RoundUp(c.kv_dim(), 16)),
+      qkv_rows(q_rows + 2 * kv_rows),
+      gate_rows(RoundUp(c.ffn, 16)),
+      gate_up_rows(2 * gate_rows),
+      q_elements(c.heads * head_depth),
+      group(c.heads / c.kv_heads) {}
+
+size_t LayerState::bytes() const {
+  size_t n = 0;
+  for (const Buffer* b : {&x, &h1, &h2, &r1, &r2, &q, &o, &oe, &row_max, &row_inverse_sum, &x_mid, &gate_up, &act}) {
+    n += b->bytes();
+  }
+  return n;
+}
+
+size_t ForwardPass::bytes() const {
+  size_t n = final_x_.bytes() + head_hi_.bytes() + head_lo_.bytes();
+  for (const LayerState& s : states_) n += s.bytes();
+  for (const Buffer& b : scratch_) n += b.bytes();
+  return n;
+}
+
+void EmbeddingRow(const ComputeWeights& weights, int token, float* out) {
+  const Panel& e = weights.embedding();
+  const size_t base = static_cast<size_t>(token / 16) * e.depth * 16;
+  const int width = weights.config().width;
+  if (weights.profile() == Profile::kBf16) {
+    const auto* p = reinterpret_cast<const uint16_t*>(e.data) + base + token % 16 * 2;
+    for (int i = 0; i < width; ++i) out[i] = FromBf16(p[i / 2 * 32 + i % 2]);
+  } else {
+    const auto* p = reinterpret_cast<const float*>(e.data) + base + token % 16;
+    for (int i = 0; i < width; ++i) out[i] = p[i * 16];
+  }
+}
+
+int RowBlock(int rows, int threads) {
+  if (rows >= 192 * threads) return 96;
+  return std::max(6, RoundUp((rows + 2 * threads - 1) / (2 * threads), 6));
+}
+
+bool SplitColumns(const ComputeWeights& weights, int rows, int threads) {
+  if (threads == 1) return false;
+  // A small model's weights stay in each core's cache, so rows can be split early; a large one is read once if columns are.
+  const bool small = weights.bytes().size() < (4u << 20);
+  return rows < threads * (small ? 6 : 192);
+}
+
+namespace {
+
+// Writes one rounded key (or value) row into its slot of a page (engine/kv_pool.h, docs/numerics.md 3).
+template <typename T>
+void StoreKey(const T* row, int depth, int position, std::byte* page) {
+  if constexpr (sizeof(T) == 2) {
+    auto* out = reinterpret_cast<uint32_t*>(page) + position / 16 * (depth / 2) * 16 + position % 16;
+    for (int i = 0; i < depth / 2; ++i) std::memcpy(out + i * 16, row + 2 * i, 4);
+  } else {
+    auto* out = reinterpret_cast<float*>(page) + position / 16 * depth * 16 + position % 16;
+    for (int i = 0; i < depth; ++i) out[i * 16] = row[i];
+  }
+}
+
+template <typename T>
+void StoreValue(const T* row, int width, int position, std::byte* page) {
+  for (int d0 = 0; d0 < width; d0 += 16) {
+    T* out = reinterpret_cast<T*>(page) + d0 * kPagePositions;
+    if constexpr (sizeof(T) == 2) {
+      out += position / 2 * 32 + position % 2;
+      for (int i = 0; i < 16; ++i) out[2 * i] = row[d0 + i];
+    } else {
+      std::memcpy(out + position * 16, row + d0, 64);
+    }
+  }
+}
+
+}  // namespace
+
+void ForwardPass::RunGemm(const cpu::Ops& ops, cpu::Gemm g, bool split) {
+  if (!split || g.n < 64) return ops.gemm(g);
+  const int panels = (g.n + 15) / 16;
+  const int parts = std::min(panels / 2, engine_.threads().count() * 2);
+  engine_.threads().Run(parts, [&](int part, int) {
+    // Pairs of panels, so that no tile is cut.
+    const int begin = static_cast<int>(static_cast<int64_t>(panels / 2) * part / parts) * 2;
+    const int end = part + 1 == parts ? panels : static_cast<int>(static_cast<int64_t>(panels / 2) * (part + 1) / parts) * 2;
+    cpu::Gemm mine = g;
+    mine.b_stride = g.b_stride ? g.b_stride : static_cast<int64_t>(g.k) * 16;
+    mine.b = static_cast<const std::byte*>(g.b) + begin * mine.b_stride * ops.element_bytes;
+    mine.c = g.c + begin * 16;
+    mine.n = std::min(g.n, end * 16) - begin * 16;
+    ops.gemm(mine);
+  });
+}
+
+void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan& plan, bool keep) {
+  FlushDenormals mode;
+  const ModelConfig& c = weights.config();
+  const Shapes s(c);
+  const cpu::Ops& ops = engine_.ops(weights.profile());
+  const int element = ops.element_bytes;
+  const int rows = plan.rows(), padded = RoundUp(rows, 32);
+  const auto eps = static_cast<float>(c.rms_eps);
+  const RopeTable& rope = weights.rope();
+  states_.resize(std::max<size_t>(states_.size(), keep ? c.layers : 1));
+  scratch_.resize(engine_.threads().count());
+
+  for (int l = 0; l < (keep ? c.layers : 1); ++l) {
+    LayerState& state = states_[l];
+    const auto e_rows = [&](Buffer& b, int depth) { b.Get<std::byte>(static_cast<size_t>(padded) * depth * element); };
+    state.x.Get<float>(static_cast<size_t>(rows) * s.width);
+    e_rows(state.h1, s.width_depth);
+    e_rows(state.h2, s.width_depth);
+    state.r1.Get<float>(rows);
+    state.r2.Get<float>(rows);
+    e_rows(state.q, s.q_elements);
+    state.o.Get<float>(static_cast<size_t>(rows) * c.q_dim());
+    e_rows(state.oe, s.q_depth);
+    state.row_max.Get<float>(static_cast<size_t>(rows) * c.heads);
+    state.row_inverse_sum.Get<float>(static_cast<size_t>(rows) * c.heads);
+    state.x_mid.Get<float>(static_cast<size_t>(rows) * s.width);
+    state.gate_up.Get<float>(static_cast<size_t>(rows) * s.gate_up_rows);
+    e_rows(state.act, s.ffn_depth);
+  }
+  final_x_.Get<float>(static_cast<size_t>(rows) * s.width);
+  const auto state_of = [&](int l) -> LayerState& { return states_[keep ? l : 0]; };
+
+  const int tile_rows = TileTokens(c) * s.group;
+  const bool split = SplitColumns(weights, rows, engine_.threads().count());
+  const size_t stage_rows = split ? rows : RowBlock(rows, engine_.threads().count());
+  const size_t scratch_bytes =
+      std::max(cpu::AttentionScratchBytes(tile_rows, c.head_dim), stage_rows * s.qkv_rows * sizeof(float));
+  for (Buffer& b : scratch_) b.Get<std::byte>(scratch_bytes);
+
+  // The first half of layer l for rows [r0, r1): norm, q, k, v, rotation, pages.
+  const auto before_attention = [&](int l, int r0, int r1, int thread) {
+    LayerState& state = state_of(l);
+    const ComputeWeights::Layer& w = weights.layer(l);
+    auto* h1 = state.h1.as<std::byte>() + static_cast<size_t>(r0) * s.width_depth * element;
+    for (int r = r0; r < r1; ++r) {
+      ops.rms_norm(state.x.as<float>() + static_cast<size_t>(r) * s.width, w.input_norm, eps, s.width, s.width_depth,
+                   state.h1.as<std::byte>() + static_cast<size_t>(r) * s.width_depth * element, nullptr,
+                   state.r1.as<float>() + r);
+    }
+    float* qkv = scratch_[thread].as<float>();
+    alignas(64) std::byte row_e[1024 * 4 + 64];  // one rounded head; head_dim <= 1024
+    cpu::Gemm g;
+    g.a = h1;
+    g.a_stride = s.width_depth;
+    g.b = w.qkv.data;
+    g.m = r1 - r0;
+    g.n = s.qkv_rows;
+    g.k = s.width_depth;
+    g.c = qkv;
+    g.c_stride = s.qkv_rows;
+    RunGemm(ops, g, split);
+    for (int r = r0; r < r1; ++r) {
+      const float* row = qkv + static_cast<size_t>(r - r0) * s.qkv_rows;
+      const float* cos = rope.cos.data() + static_cast<size_t>(plan.position[r]) * rope.half;
+      const float* sin = rope.sin.data() + static_cast<size_t>(plan.position[r]) * rope.half;
+      auto* q = state.q.as<std::byte>() + static_cast<size_t>(r) * s.q_elements * element;
+      for (int h = 0; h < c.heads; ++h) {
+        ops.rope(row + h * c.head_dim, cos, sin, c.head_dim, s.head_depth, q + static_cast<size_t>(h) * s.head_depth * element);
+      }
+      for (int h = 0; h < c.kv_heads; ++h) {
+        ops.rope(row + s.q_rows + h * c.head_dim, cos, sin, c.head_dim, s.head_depth, row_e);
+        for (int i = plan.slot_begin[r]; i < plan.slot_begin[r + 1]; ++i) {
+          const Plan::Slot& slot = plan.slots[i];
+          std::byte* page = pool.keys(slot.page, l, h);
+          if (element == 2) {
+            StoreKey(reinterpret_cast<const uint16_t*>(row_e), s.head_depth, slot.position, page);
+          } else {
+            StoreKey(reinterpret_cast<const float*>(row_e), s.head_depth, slot.position, page);
+          }
+        }
+        ops.round(row + s.q_rows + s.kv_rows + h * c.head_dim, c.head_dim, s.head_width, row_e);
+        for (int i = plan.slot_begin[r]; i < plan.slot_begin[r + 1]; ++i) {
+          const Plan::Slot& slot = plan.slots[i];
+          std::byte* page = pool.values(slot.page, l, h);
+          if (element == 2) {
+            StoreValue(reinterpret_cast<const uint16_t*>(row_e), s.head_width, slot.position, page);
+          } else {
+            StoreValue(reinterpret_cast<const float*>(row_e), s.head_width, slot.position, page);
+          }
+        }
+      }
+    }
+  };
+
+  const auto attention = [&](int l) {
+    LayerState& state = state_of(l);
+    const auto tiles = static_cast<int>(plan.tiles.size());
+    engine_.threads().Run(tiles * c.kv_heads, [&](int item, int thread) {
+      const Plan::Tile& tile = plan.tiles[item / c.kv_heads];
+      const int h = item % c.kv_heads;
+      cpu::AttentionForward a;
+      a.q = state.q.as<std::byte>() +
+            (static_cast<size_t>(tile.first_row) * s.q_elements + static_cast<size_t>(h) * s.group * s.head_depth) * element;
+      a.q_stride = s.q_elements;
+      a.tokens = tile.tokens;
+      a.group = s.group;
+      a.head_dim = c.head_dim;
+      a.first_position = tile.first_position;
+      a.keys = pool.keys(0, l, h);
+      a.values = pool.values(0, l, h);
+      a.page_bytes = static_cast<int64_t>(KvPool::PageBytes(c, weights.profile()));
+      a.pages = plan.tables.data() + tile.table;
+      a.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.head_dim)));
+      a.o = state.o.as<float>() + static_cast<size_t>(tile.first_row) * c.q_dim() + h * s.group * c.head_dim;
+      a.o_stride = c.q_dim();
+      const size_t first = (static_cast<size_t>(h) * rows + tile.first_row) * s.group;
+      a.row_max = state.row_max.as<float>() + first;
+      a.row_inverse_sum = state.row_inverse_sum.as<float>() + first;
+      a.scratch = scratch_[thread].as<std::byte>();
+      ops.attention_forward(a);
+    });
+  };
+
+  // The second half: output projection, norm, MLP. The residual is the start of the accumulators.
+  const auto after_attention = [&](int l, int r0, int r1) {
+    LayerState& state = state_of(l);
+    const ComputeWeights::Layer& w = weights.layer(l);
+    float* next = l + 1 < c.layers ? state_of(l + 1).x.as<float>() : final_x_.as<float>();
+    const auto e_row = [&](Buffer& b, int r, int depth) {
+      return b.as<std::byte>() + static_cast<size_t>(r) * depth * element;
+    };
+    const size_t residual = static_cast<size_t>(r0) * s.width;
+    const size_t residual_bytes = static_cast<size_t>(r1 - r0) * s.width * sizeof(float);
+    for (int r = r0; r < r1; ++r) {
+      ops.round(state.o.as<float>() + static_cast<size_t>(r) * c.q_dim(), c.q_dim(), s.q_depth, e_row(state.oe, r, s.q_depth));
+    }
+    float* mid = state.x_mid.as<float>() + residual;
+    std::memcpy(mid, state.x.as<float>() + residual, residual_bytes);
+    cpu::Gemm g;
+    g.a = e_row(state.oe, r0, s.q_depth);
+    g.a_stride = s.q_depth;
+    g.b = w.o.data;
+    g.m = r1 - r0;
+    g.n = s.width;
+    g.k = s.q_depth;
+    g.c = mid;
+    g.c_stride = s.width;
+    g.add = true;
+    RunGemm(ops, g, split);
+    for (int r = r0; r < r1; ++r) {
+      ops.rms_norm(state.x_mid.as<float>() + static_cast<size_t>(r) * s.width, w.post_norm, eps, s.width, s.width_depth,
+                   e_row(state.h2, r, s.width_depth), nullptr, state.r2.as<float>() + r);
+    }
+    g.a = e_row(state.h2, r0, s.width_depth);
+    g.a_stride = s.width_depth;
+    g.b = w.gate_up.data;
+    g.n = s.gate_up_rows;
+    g.k = s.width_depth;
+    g.c = state.gate_up.as<float>() + static_cast<size_t>(r0) * s.gate_up_rows;
+    g.c_stride = s.gate_up_rows;
+    g.add = false;
+    RunGemm(ops, g, split);
+    for (int r = r0; r < r1; ++r) {
+      const float* gate = state.gate_up.as<float>() + static_cast<size_t>(r) * s.gate_up_rows;
+      ops.silu_mul(gate, gate + s.gate_rows, s.ffn, s.ffn_depth, e_row(state.act, r, s.ffn_depth));
+    }
+    std::memcpy(next + residual, mid, residual_bytes);
+    g.a = e_row(state.act, r0, s.ffn_depth);
+    g.a_stride = s.ffn_depth;
+    g.b = w.down.data;
+    g.n = s.width;
+    g.k = s.ffn_depth;
+    g.c = next + residual;
+    g.c_stride = s.width;
+    g.add = true;
+    RunGemm(ops, g, split);
+  };
+
+  // Rows [r0, r1) of a stage on one thread, or all of them here with the columns split.
+  const auto stage = [&](const std::function<void(int r0, int r1, int thread)>& body) {
+    if (split) return body(0, rows, 0);
+    const int block = RowBlock(rows, engine_.threads().count());
+    engine_.threads().Run((rows + block - 1) / block,
+                          [&](int i, int thread) { body(i * block, std::min(rows, (i + 1) * block), thread); });
+  };
+
+  float* x0 = state_of(0).x.as<float>();
+  stage([&](int r0, int r1, int thread) {
+    for (int r = r0; r < r1; ++r) EmbeddingRow(weights, plan.token[r], x0 + static_cast<size_t>(r) * s.width);
+    before_attention(0, r0, r1, thread);
+  });
+  for (int l = 0; l < c.layers; ++l) {
+    attention(l);
+    stage([&](int r0, int r1, int thread) {
+      after_attention(l, r0, r1);
+      if (l + 1 < c.layers) before_attention(l + 1, r0, r1, thread);
+    });
+  }
+}
+
+void ForwardPass::Head(const ComputeWeights& weights, std::span<const HeadRow> rows, float* logits, float* log_sum_exp,
+                       const std::function<void(int, const float*)>& on_row) {
+  FlushDenormals mode;
+  const ModelConfig& c = weights.config();
+  const Shapes s(c);
+  const cpu::Ops& ops = engine_.ops(weights.profile());
+  const int element = ops.element_bytes;
+  const bool bf16 = weights.profile() == Profile::kBf16;
+  const auto count = static_cast<int>(rows.size());
+  if (!count) return;
+  const int threads = engine_.threads().count();
+  const bool split = SplitColumns(weights, count, threads);
+  scratch_.resize(threads);
+  // Rows at a time: all of them when columns are split and the caller keeps them, else a block whose logits fit a cache.
+  constexpr int kBlock = 48;
+  const int block = split ? (logits ? count : std::min(count, kBlock)) : std::min(kBlock, RowBlock(count, threads));
+  auto* hi = head_hi_.Get<std::byte>(static_cast<size_t>(count) * s.width_depth * element);
+  auto* lo = head_lo_.Get<std::byte>(static_cast<size_t>(count) * s.width_depth * element);
+  const auto body = [&](int r0, int r1, int thread) {
+    for (int i = r0; i < r1; ++i) {
+      const size_t at = static_cast<size_t>(i) * s.width_depth * element;
+      float inverse_rms;
+      ops.rms_norm(final_x_.as<float>() + static_cast<size_t>(rows[i].row) * s.width, weights.final_norm(),
+                   static_cast<float>(c.rms_eps), s.width, s.width_depth, hi + at, bf16 ? lo + at : nullptr, &inverse_rms);
+    }
+    float* out = logits ? logits + static_cast<size_t>(r0) * s.vocab
+                        : scratch_[thread].Get<float>(static_cast<size_t>(kBlock) * s.vocab);
+    cpu::Gemm g;
+    g.a = hi + static_cast<size_t>(r0) * s.width_depth * element;
+    g.a2 = bf16 ? lo + static_cast<size_t>(r0) * s.width_depth * element : nullptr;
+    g.a_stride = s.width_depth;
+    g.b = weights.head().data;
+    g.m = r1 - r0;
+    g.n = s.vocab;
+    g.k = s.width_depth;
+    g.c = out;
+    g.c_stride = s.vocab;
+    RunGemm(ops, g, split);
+    const auto finish = [&](int i) {
+      float* row = out + static_cast<size_t>(i - r0) * s.vocab;
+      if (rows[i].inv_temperature != 1) ops.scale(row, rows[i].inv_temperature, s.vocab);
+      log_sum_exp[i] = ops.log_sum_exp(row, s.vocab);
+      if (on_row) on_row(i, row);
+    };
+    if (split) {
+      engine_.threads().Run(r1 - r0, [&](int i, int) { finish(r0 + i); });
+    } else {
+      for (int i = r0; i < r1; ++i) finish(i);
+    }
+  };
+  const int blocks = (count + block - 1) / block;
+  if (split) {
+    for (int i = 0; i < blocks; ++i) body(i * block, std::min(count, (i + 1) * block), 0);
+  } else {
+    engine_.threads().Run(blocks, [&](int i, int thread) { body(i * block, std::min(count, (i + 1) * block), thread); });
+  }
+}
+
+}  // namespace temper::engine

@@ -1,0 +1,115 @@
+// The one forward pass (engine-internal). TrainPass and PagedForward describe their tokens as a Plan and share everything
+// else, which is why decode = prefill = flat row = tree to the bit.
+//
+// A row of the plan is one token. Its K and V go to one or more page slots (several where a fork copies a page); attention
+// runs in tiles, consecutive tokens of one path that read the same list of pages. Rows are split over threads, or, when
+// there are few, the columns of each GEMM are; neither can change a bit.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "engine/buffer.h"
+#include "engine/cpu/ops.h"
+#include "engine/engine.h"
+#include "engine/kv_pool.h"
+#include "engine/weights.h"
+
+namespace temper::engine {
+
+struct Plan {
+  struct Slot {
+    int32_t page;      // page id in the pool
+    int32_t position;  // 0 … 63 inside it
+  };
+  struct Tile {
+    int32_t first_row;
+    int32_t tokens;
+    int32_t first_position;
+    int32_t table;  // offset of its page list in `tables`
+    int32_t pages;
+  };
+  std::vector<int32_t> token, position;  // per row
+  std::vector<int32_t> slot_begin;       // rows + 1 offsets into `slots`
+  std::vector<Slot> slots;
+  std::vector<Tile> tiles;
+  std::vector<int32_t> tables;
+
+  int rows() const { return static_cast<int>(token.size()); }
+  void Clear();
+};
+
+// Tokens per tile, so that a tile has about a hundred rows of queries. Never changes a bit of the forward.
+int TileTokens(const ModelConfig& config);
+
+// Padded sizes of a model, in elements.
+struct Shapes {
+  explicit Shapes(const ModelConfig& c);
+  int width, vocab, ffn;
+  int width_depth, ffn_depth, q_depth;  // reduced axes padded to 32: residual, ffn, all heads' output
+  int head_depth, head_width;           // head_dim padded to 32 and 16
+  int q_rows, kv_rows, qkv_rows;        // panel rows of [q;k;v]
+  int gate_rows, gate_up_rows;
+  int q_elements;                       // heads * head_depth: a row of rotated queries
+  int group;
+};
+
+// What a layer leaves for the backward pass. E buffers have rows padded to a multiple of 32.
+struct LayerState {
+  Buffer x;            // fp32 [rows][width]: the residual at the layer's input
+  Buffer h1, h2;       // E [rows][width_depth]: normed inputs of attention and MLP
+  Buffer r1, r2;       // fp32 [rows]: inverse RMS
+  Buffer q;            // E [rows][heads][head_depth], rotated
+  Buffer o;            // fp32 [rows][q_dim]: attention output
+  Buffer oe;           // E [rows][q_depth]
+  Buffer row_max, row_inverse_sum;  // fp32 [kv_heads][rows * group]
+  Buffer x_mid;        // fp32: residual between attention and MLP
+  Buffer gate_up;      // fp32 [rows][gate_up_rows]
+  Buffer act;          // E [rows][ffn_depth]
+  size_t bytes() const;
+};
+
+struct HeadRow {
+  int32_t row;
+  float inv_temperature;
+};
+
+class ForwardPass {
+ public:
+  explicit ForwardPass(Engine& engine) : engine_(engine) {}
+
+  // Runs all layers. keep: every layer gets a LayerState of its own, else they share one.
+  void Layers(const ComputeWeights& weights, KvPool& pool, const Plan& plan, bool keep);
+
+  // Logits of the given rows, times their 1/T, and log-sum-exp. `logits` (stride vocab) may be null: then rows are computed
+  // block by block and live only during `on_row`. on_row (may be empty) runs on engine threads.
+  void Head(const ComputeWeights& weights, std::span<const HeadRow> rows, float* logits, float* log_sum_exp,
+            const std::function<void(int index, const float* logits)>& on_row);
+
+  // After Layers: the last residual, fp32 [rows][width].
+  const float* final_x() const { return final_x_.as<float>(); }
+  std::vector<LayerState>& states() { return states_; }
+  size_t bytes() const;
+
+  // One GEMM, its columns split over the threads when `split`.
+  void RunGemm(const cpu::Ops& ops, cpu::Gemm g, bool split);
+
+ private:
+  Engine& engine_;
+  std::vector<LayerState> states_;
+  Buffer final_x_;
+  std::vector<Buffer> scratch_;  // per thread
+  Buffer head_hi_, head_lo_;
+};
+
+// Row `token` of the embedding panel as fp32.
+void EmbeddingRow(const ComputeWeights& weights, int token, float* out);
+
+// Rows a thread takes at a time when rows are split.
+int RowBlock(int rows, int threads);
+// True when the columns of GEMMs should be split instead of rows.
+bool SplitColumns(const ComputeWeights& weights, int rows, int threads);
+
+}  // namespace temper::engine

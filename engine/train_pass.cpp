@@ -1,0 +1,788 @@
+#include "engine/train_pass.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "common/check.h"
+#include "engine/bf16.h"
+#include "engine/forward.h"
+#include "engine/rope.h"
+
+namespace temper::engine {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+// Logits of a batch are kept for the backward pass up to this size, else computed again: the same bits either way.
+constexpr size_t kKeepLogitsBytes = size_t{256} << 20;
+// Head rows whose dlogits live at once in the backward pass; a multiple of 32.
+constexpr int kHeadBlock = 256;
+
+// The page plan of a tree, and which tiles read which page.
+struct TreePlan {
+  Plan plan;
+  int pages = 0;
+  // Tiles and pages of one root belong together and touch nothing of another root: the units of attention backward.
+  struct Root {
+    int first_tile, end_tile;
+    int first_page, end_page;
+  };
+  std::vector<Root> roots;
+  struct Reader {
+    int32_t tile;
+    int32_t first_key;  // absolute position of the page
+  };
+  std::vector<int32_t> reader_begin;  // pages + 1
+  std::vector<Reader> readers;        // tiles in increasing order
+};
+
+// A segment is an unforked run of nodes. It shares, by id, the pages that lie wholly above it, continues its parent's last
+// page when it is the first child to do so, and otherwise copies the up to 63 positions of that page.
+TreePlan PlanTree(const TreeBatch& tree, int tile_tokens) {
+  TreePlan out;
+  Plan& plan = out.plan;
+  const int n = tree.size();
+  plan.token = tree.token;
+  plan.position = tree.pos;
+  std::vector<int32_t> children(n, 0);
+  for (int i = 0; i < n; ++i) {
+    if (tree.parent[i] >= 0) ++children[tree.parent[i]];
+  }
+  struct Placed {
+    int32_t row, page, position;
+  };
+  std::vector<Placed> placed;
+  std::vector<int32_t> table_of(n);  // per node: offset of its segment's page list
+  std::vector<uint8_t> continued;    // per page: a child segment already goes on in it
+  const auto new_page = [&] {
+    continued.push_back(0);
+    return out.pages++;
+  };
+  std::vector<int32_t> table;
+  for (int begin = 0; begin < n;) {
+    int end = begin + 1;
+    while (end < n && tree.parent[end] == end - 1 && children[end - 1] == 1) ++end;
+    const int u = tree.parent[begin], depth = tree.pos[begin];
+    if (u < 0) {
+      if (!out.roots.empty()) {
+        out.roots.back().end_tile = static_cast<int>(plan.tiles.size());
+        out.roots.back().end_page = out.pages;
+      }
+      out.roots.push_back({static_cast<int>(plan.tiles.size()), 0, out.pages, 0});
+    }
+    table.clear();
+    const int whole = depth / kPagePositions, rest = depth % kPagePositions;
+    if (u >= 0) table.assign(plan.tables.begin() + table_of[u], plan.tables.begin() + table_of[u] + whole);
+    if (rest) {
+      const int parent_page = plan.tables[table_of[u] + whole];
+      if (!continued[parent_page]) {
+        continued[parent_page] = 1;
+        table.push_back(parent_page);
+      } else {
+        const int page = new_page();
+        continued[page] = 1;
+        table.push_back(page);
+        for (int v = u, i = rest - 1; i >= 0; --i, v = tree.parent[v]) placed.push_back({v, page, i});
+      }
+    }
+    const int last = tree.pos[end - 1];
+    while (static_cast<int>(table.size()) <= last / kPagePositions) table.push_back(new_page());
+    const auto offset = static_cast<int32_t>(plan.tables.size());
+    plan.tables.insert(plan.tables.end(), table.begin(), table.end());
+    for (int i = begin; i < end; ++i) {
+      table_of[i] = offset;
+      placed.push_back({i, table[tree.pos[i] / kPagePositions], tree.pos[i] % kPagePositions});
+    }
+    for (int i = begin; i < end; i += tile_tokens) {
+      const int tokens = std::min(tile_tokens, end - i);
+      plan.tiles.push_back({i, tokens, tree.pos[i], offset, tree.pos[i + tokens - 1] / kPagePositions + 1});
+    }
+    begin = end;
+  }
+  if (!out.roots.empty()) {
+    out.roots.back().end_tile = static_cast<int>(plan.tiles.size());
+    out.roots.back().end_page = out.pages;
+  }
+  // Rows to slots, by counting: a row's slots stay in the order in which they were placed.
+  plan.slot_begin.assign(n + 1, 0);
+  for (const Placed& p : placed) ++plan.slot_begin[p.row + 1];
+  for (int i = 0; i < n; ++i) plan.slot_begin[i + 1] += plan.slot_begin[i];
+  plan.slots.resize(placed.size());
+  std::vector<int32_t> at(plan.slot_begin.begin(), plan.slot_begin.end() - 1);
+  for (const Placed& p : placed) plan.slots[at[p.row]++] = {p.page, p.position};
+  // Pages to tiles.
+  out.reader_begin.assign(out.pages + 1, 0);
+  for (const Plan::Tile& t : plan.tiles) {
+    for (int i = 0; i < t.pages; ++i) ++out.reader_begin[plan.tables[t.table + i] + 1];
+  }
+  for (int i = 0; i < out.pages; ++i) out.reader_begin[i + 1] += out.reader_begin[i];
+  out.readers.resize(out.reader_begin.back());
+  at.assign(out.reader_begin.begin(), out.reader_begin.end() - 1);
+  for (size_t t = 0; t < plan.tiles.size(); ++t) {
+    for (int i = 0; i < plan.tiles[t].pages; ++i) {
+      out.readers[at[plan.tables[plan.tiles[t].table + i]]++] = {static_cast<int32_t>(t), i * kPagePositions};
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+struct TrainPass::State {
+  explicit State(Engine& e) : engine(e), pass(e) {}
+
+  Engine& engine;
+  ForwardPass pass;
+  std::unique_ptr<KvPool> pool;
+  int held_pages = 0;
+  TreePlan tree_plan;
+  const ComputeWeights* weights = nullptr;
+  const TreeBatch* tree = nullptr;
+  bool ready = false;  // a forward with keep is done and not yet used
+
+  // Head rows and the children whose log-probability each gives.
+  std::vector<HeadRow> head;
+  std::vector<int32_t> child_begin;  // head rows + 1
+  std::vector<int32_t> child;
+  std::vector<float> log_sum_exp;
+  bool logits_kept = false;
+  Buffer logits;
+  std::vector<float> logprobs;
+
+  // Backward.
+  Buffer dx, dh, dy, dgu, do_e, dqkv, delta, dk, dv, panel, panel2, wt, head_e, head_panel, head_dlogits, head_dh, head_x,
+      head_wt;
+  std::vector<float> head_rms;
+  std::vector<Buffer> scratch;
+
+  void PreparePages(const ModelConfig& c, Profile profile);
+  void MakeHeadRows(std::span<const uint8_t> wanted);
+  void BackwardHead(std::span<const float> coef, Gradients& grads);
+  void BackwardLayer(int l, Gradients& grads);
+  void BackwardAttention(int l);
+  size_t bytes() const;
+};
+
+TrainPass::TrainPass(Engine& engine) : state_(std::make_unique<State>(engine)) {}
+TrainPass::~TrainPass() = default;
+
+size_t TrainPass::State::bytes() const {
+  size_t n = pass.bytes();
+  if (pool) n += KvPool::PageBytes(pool->config(), pool->profile()) * held_pages;
+  for (const Buffer* b : {&logits, &dx, &dh, &dy, &dgu, &do_e, &dqkv, &delta, &dk, &dv, &panel, &panel2, &wt, &head_e,
+                          &head_panel, &head_dlogits, &head_dh, &head_x, &head_wt}) {
+    n += b->bytes();
+  }
+  for (const Buffer& b : scratch) n += b.bytes();
+  return n;
+}
+
+size_t TrainPass::bytes() const { return state_->bytes(); }
+
+size_t TrainPass::EstimateBytes(const ModelConfig& c, Profile profile, int64_t nodes, int64_t branches) {
+  const Shapes s(c);
+  const size_t e = profile == Profile::kBf16 ? 2 : 4;
+  const size_t rows = (nodes + 31) / 32 * 32 + 32;
+  const size_t layer = 4 * (2 * s.width + c.q_dim() + s.gate_up_rows + 2 * c.heads + 2) +
+                       e * (2 * s.width_depth + s.q_elements + s.q_depth + s.ffn_depth);
+  const size_t backward = 4 * (3 * s.width + c.heads) +
+                          e * (s.width_depth + RoundUp(s.gate_up_rows, 32) + s.q_elements + RoundUp(s.qkv_rows, 32) +
+                               2 * std::max({s.ffn_depth, s.width_depth, s.q_depth}));
+  const size_t pages = nodes / kPagePositions + 2 * branches + 1;
+  const size_t head = std::min<size_t>(kKeepLogitsBytes, rows * s.vocab * 4) +
+                      kHeadBlock * (4 * s.vocab + e * RoundUp(s.vocab, 32) + 16 * s.width_depth);
+  const size_t matrices = e * (static_cast<size_t>(RoundUp(s.vocab, 32)) * s.width_depth +
+                               static_cast<size_t>(RoundUp(s.gate_up_rows, 32) + s.ffn_depth + RoundUp(s.qkv_rows, 32) +
+                                                   s.q_depth) * (s.width_depth + 32));
+  return rows * (c.layers * layer + backward + e * 2 * s.width_depth) +
+         pages * (KvPool::PageBytes(c, profile) + 2 * 4 * kPagePositions * c.kv_heads * s.head_width) + head + matrices +
+         (size_t{64} << 20);
+}
+
+void TrainPass::State::PreparePages(const ModelConfig& c, Profile profile) {
+  const int needed = tree_plan.pages;
+  const bool fits = pool && pool->capacity() >= needed && pool->profile() == profile &&
+                    KvPool::PageBytes(pool->config(), profile) == KvPool::PageBytes(c, profile) &&
+                    pool->config().layers == c.layers && pool->config().kv_heads == c.kv_heads;
+  if (!fits) {
+    pool.reset();
+    pool = std::make_unique<KvPool>(c, profile, needed + needed / 4 + 1);
+    held_pages = 0;
+  }
+  // The pool is ours alone, so the plan's page numbers are its ids: released from the last to the first, then taken again.
+  for (int i = held_pages - 1; i >= 0; --i) pool->Release(i);
+  for (int i = 0; i < needed; ++i) {
+    const int page = pool->Allocate();
+    TEMPER_CHECK(page == i) << page;
+  }
+  held_pages = needed;
+}
+
+void TrainPass::State::MakeHeadRows(std::span<const uint8_t> wanted) {
+  const int n = tree->size();
+  std::vector<int32_t> begin(n + 1, 0), children;
+  const auto is_wanted = [&](int v) { return tree->parent[v] >= 0 && (wanted.empty() || wanted[v]); };
+  for (int v = 0; v < n; ++v) {
+    if (is_wanted(v)) ++begin[tree->parent[v] + 1];
+  }
+  for (int i = 0; i < n; ++i) begin[i + 1] += begin[i];
+  children.resize(begin[n]);
+  std::vector<int32_t> at(begin.begin(), begin.end() - 1);
+  for (int v = 0; v < n; ++v) {
+    if (is_wanted(v)) children[at[tree->parent[v]]++] = v;
+  }
+  // One head row per node and temperature: children drawn at different temperatures read different logits.
+  head.clear();
+  child.clear();
+  child_begin.assign(1, 0);
+  std::vector<int32_t> rest, later;
+  for (int u = 0; u < n; ++u) {
+    rest.assign(children.begin() + begin[u], children.begin() + begin[u + 1]);
+    while (!rest.empty()) {
+      const float t = tree->inv_temperature[rest[0]];
+      later.clear();
+      for (int v : rest) {
+        if (tree->inv_temperature[v] == t) {
+          child.push_back(v);
+        } else {
+          later.push_back(v);
+        }
+      }
+      head.push_back({u, t});
+      child_begin.push_back(static_cast<int32_t>(child.size()));
+      rest.swap(later);
+    }
+  }
+}
+
+Result<std::span<const float>> TrainPass::Forward(const ComputeWeights& weights, const TreeBatch& tree,
+                                                  const ForwardOptions& options) {
+  State& s = *state_;
+  const ModelConfig& c = weights.config();
+  s.ready = false;
+  const int n = tree.size();
+  if (n == 0) return InvalidArgument("an empty tree batch");
+  TEMPER_CHECK(options.wanted.empty() || static_cast<int>(options.wanted.size()) == n);
+  for (int i = 0; i < n; ++i) {
+    if (tree.token[i] < 0 || tree.token[i] >= c.vocab) {
+      return InvalidArgument(fmt::format("node {}: token {} is outside the vocabulary of {}", i, tree.token[i], c.vocab));
+    }
+    if (tree.pos[i] >= c.max_positions) {
+      return InvalidArgument(fmt::format("node {}: position {}, the model has {}", i, tree.pos[i], c.max_positions));
+    }
+    if (!std::isfinite(tree.inv_temperature[i])) {
+      return InvalidArgument(fmt::format("node {}: 1/temperature is {}", i, tree.inv_temperature[i]));
+    }
+  }
+  s.weights = &weights;
+  s.tree = &tree;
+  s.tree_plan = PlanTree(tree, TileTokens(c));
+  s.PreparePages(c, weights.profile());
+  s.MakeHeadRows(options.wanted);
+  s.pass.Layers(weights, *s.pool, s.tree_plan.plan, options.keep);
+
+  s.logprobs.assign(n, kNan);
+  s.log_sum_exp.assign(s.head.size(), 0);
+  s.logits_kept = options.keep && s.head.size() * c.vocab * sizeof(float) <= kKeepLogitsBytes;
+  float* logits = s.logits_kept ? s.logits.Get<float>(std::max<size_t>(1, s.head.size()) * c.vocab) : nullptr;
+  s.pass.Head(weights, s.head, logits, s.log_sum_exp.data(), [&](int i, const float* row) {
+    for (int j = s.child_begin[i]; j < s.child_begin[i + 1]; ++j) {
+      s.logprobs[s.child[j]] = row[tree.token[s.child[j]]] - s.log_sum_exp[i];
+    }
+  });
+  if (options.on_row) {
+    std::vector<HeadRow> all(n);
+    for (int i = 0; i < n; ++i) all[i] = {i, options.row_inv_temperature};
+    std::vector<float> lse(n);
+    s.pass.Head(weights, all, nullptr, lse.data(), [&](int i, const float* row) { options.on_row(i, row, lse[i]); });
+  }
+  s.ready = options.keep;
+  return std::span<const float>(s.logprobs);
+}
+
+void TrainPass::Backward(std::span<const float> coef, Gradients& grads) {
+  State& s = *state_;
+  TEMPER_CHECK(s.ready) << "Backward needs a Forward with keep, and one Forward each";
+  TEMPER_CHECK(static_cast<int>(coef.size()) == s.tree->size()) << coef.size() << " coefficients";
+  TEMPER_CHECK(grads.flat().size() == static_cast<size_t>(grads.tensors().back().offset + grads.tensors().back().size));
+  s.ready = false;
+  FlushDenormals mode;
+  const ModelConfig& c = s.weights->config();
+  const int rows = s.tree->size();
+  const cpu::Ops& ops = s.engine.ops(s.weights->profile());
+  s.scratch.resize(s.engine.threads().count());
+  std::memset(s.dx.Get<float>(static_cast<size_t>(rows) * c.width), 0, static_cast<size_t>(rows) * c.width * sizeof(float));
+  s.BackwardHead(coef, grads);
+  for (int l = c.layers - 1; l >= 0; --l) s.BackwardLayer(l, grads);
+  // The embedding of every row, in batch order.
+  float* embedding = grads.tensor(0).data();
+  for (int r = 0; r < rows; ++r) {
+    ops.add(embedding + static_cast<size_t>(s.tree->token[r]) * c.width, s.dx.as<float>() + static_cast<size_t>(r) * c.width,
+            c.width);
+  }
+}
+
+void TrainPass::State::BackwardHead(std::span<const float> coef, Gradients& grads) {
+  const ModelConfig& c = weights->config();
+  const Shapes s(c);
+  const cpu::Ops& ops = engine.ops(weights->profile());
+  const size_t e = ops.element_bytes;
+  Threads& threads = engine.threads();
+  // Rows in which nothing pulls are left out.
+  std::vector<int> used;
+  for (size_t i = 0; i < head.size(); ++i) {
+    for (int j = child_begin[i]; j < child_begin[i + 1]; ++j) {
+      if (coef[child[j]] != 0) {
+        used.push_back(static_cast<int>(i));
+        break;
+      }
+    }
+  }
+  if (used.empty()) return;
+
+  const int vocab_depth = RoundUp(s.vocab, 32), width16 = RoundUp(s.width, 16);
+  const Panel& panel_head = weights->head();
+  auto* turned = head_wt.Get<std::byte>(static_cast<size_t>(width16) * vocab_depth * e);
+  threads.Run(width16 / 16, [&](int i, int) {
+    ops.transpose_panel(panel_head.data, panel_head.rows, panel_head.depth, vocab_depth, i * 16, i * 16 + 16, turned);
+  });
+
+  auto* hi = head_e.Get<std::byte>(2 * static_cast<size_t>(kHeadBlock) * s.width_depth * e);
+  auto* lo = hi + static_cast<size_t>(kHeadBlock) * s.width_depth * e;
+  auto* dlogits = head_dlogits.Get<std::byte>(static_cast<size_t>(kHeadBlock) * vocab_depth * e);
+  float* dnorm = head_dh.Get<float>(static_cast<size_t>(kHeadBlock) * s.width);
+  float* x = head_x.Get<float>(static_cast<size_t>(kHeadBlock) * s.width);
+  auto* hi_panel = head_panel.Get<std::byte>(static_cast<size_t>(kHeadBlock) * width16 * e);
+  head_rms.resize(kHeadBlock);
+  const int head_tensor = c.tied ? 0 : static_cast<int>(grads.tensors().size()) - 1;
+  const int norm_tensor = static_cast<int>(grads.tensors().size()) - (c.tied ? 1 : 2);
+  float* dw = grads.tensor(head_tensor).data();
+
+  for (size_t begin = 0; begin < used.size(); begin += kHeadBlock) {
+    const int count = static_cast<int>(std::min<size_t>(kHeadBlock, used.size() - begin));
+    const int padded = RoundUp(count, 32);
+    constexpr int kRows = 12;
+    threads.Run((count + kRows - 1) / kRows, [&](int block, int thread) {
+      const int r0 = block * kRows, r1 = std::min(count, r0 + kRows);
+      for (int r = r0; r < r1; ++r) {
+        const size_t at = static_cast<size_t>(r) * s.width_depth * e;
+        std::memcpy(x + static_cast<size_t>(r) * s.width,
+                    pass.final_x() + static_cast<size_t>(head[used[begin + r]].row) * s.width, s.width * sizeof(float));
+        ops.rms_norm(x + static_cast<size_t>(r) * s.width, weights->final_norm(), static_cast<float>(c.rms_eps), s.width,
+                     s.width_depth, hi + at, e == 2 ? lo + at : nullptr, &head_rms[r]);
+      }
+      float* again = nullptr;
+      if (!logits_kept) {
+        again = scratch[thread].Get<float>(static_cast<size_t>(kRows) * s.vocab);
+        cpu::Gemm g;
+        g.a = hi + static_cast<size_t>(r0) * s.width_depth * e;
+        g.a2 = e == 2 ? lo + static_cast<size_t>(r0) * s.width_depth * e : nullptr;
+        g.a_stride = s.width_depth;
+        g.b = panel_head.data;
+        g.m = r1 - r0;
+        g.n = s.vocab;
+        g.k = s.width_depth;
+        g.c = again;
+        g.c_stride = s.vocab;
+        ops.gemm(g);
+      }
+      for (int r = r0; r < r1; ++r) {
+        const int i = used[begin + r];
+        const float t = head[i].inv_temperature;
+        float* row = again ? again + static_cast<size_t>(r - r0) * s.vocab : logits.as<float>() + static_cast<size_t>(i) * s.vocab;
+        if (again && t != 1) ops.scale(row, t, s.vocab);
+        // dlogits = 1/T (Σ coef onehot - (Σ coef) softmax)
+        float total = 0;
+        for (int j = child_begin[i]; j < child_begin[i + 1]; ++j) total += coef[child[j]];
+        ops.softmax_scaled(row, log_sum_exp[i], -(total * t), s.vocab);
+        for (int j = child_begin[i]; j < child_begin[i + 1]; ++j) {
+          row[tree->token[child[j]]] += coef[child[j]] * t;
+        }
+        ops.round(row, s.vocab, vocab_depth, dlogits + static_cast<size_t>(r) * vocab_depth * e);
+      }
+      cpu::Gemm g;
+      g.a = dlogits + static_cast<size_t>(r0) * vocab_depth * e;
+      g.a_stride = vocab_depth;
+      g.b = turned;
+      g.m = r1 - r0;
+      g.n = s.width;
+      g.k = vocab_depth;
+      g.c = dnorm + static_cast<size_t>(r0) * s.width;
+      g.c_stride = s.width;
+      ops.gemm(g);
+    });
+    std::memset(dlogits + static_cast<size_t>(count) * vocab_depth * e, 0, static_cast<size_t>(padded - count) * vocab_depth * e);
+    threads.Run(width16 / 16, [&](int i, int) {
+      ops.pack_rows(hi, s.width_depth, count, s.width, padded, i * 16, i * 16 + 16, hi_panel);
+      ops.rms_gain_backward(dnorm, x, head_rms.data(), count, s.width, i * 16, std::min(s.width, i * 16 + 16),
+                            grads.tensor(norm_tensor).data());
+    });
+    constexpr int kVocabRows = 96;
+    threads.Run((s.vocab + kVocabRows - 1) / kVocabRows, [&](int i, int) {
+      cpu::Gemm g;
+      g.a = dlogits + static_cast<size_t>(i) * kVocabRows * e;
+      g.a_stride = vocab_depth;
+      g.a_transposed = true;
+      g.b = hi_panel;
+      g.m = std::min(kVocabRows, s.vocab - i * kVocabRows);
+      g.n = s.width;
+      g.k = padded;
+      g.c = dw + static_cast<size_t>(i) * kVocabRows * s.width;
+      g.c_stride = s.width;
+      g.add = true;
+      ops.gemm(g);
+    });
+    for (int r = 0; r < count; ++r) {  // in order: two head rows may share a row
+      const size_t at = static_cast<size_t>(r) * s.width;
+      ops.rms_norm_backward(dnorm + at, x + at, weights->final_norm(), head_rms[r], s.width,
+                            dx.as<float>() + static_cast<size_t>(head[used[begin + r]].row) * s.width);
+    }
+  }
+}
+
+// The attention of one layer: from do_e (dO, rounded), q, and the pages to dqkv (rounded, rotated back).
+void TrainPass::State::BackwardAttention(int l) {
+  const ModelConfig& c = weights->config();
+  const Shapes s(c);
+  const cpu::Ops& ops = engine.ops(weights->profile());
+  const size_t e = ops.element_bytes;
+  const int rows = tree->size();
+  const Plan& plan = tree_plan.plan;
+  const LayerState& state = pass.states()[l];
+  const RopeTable& rope = weights->rope();
+  const int dqkv_depth = RoundUp(s.qkv_rows, 32);
+  const size_t page_floats = static_cast<size_t>(kPagePositions) * s.head_width;
+  float* dk_pages = dk.Get<float>(static_cast<size_t>(tree_plan.pages) * c.kv_heads * page_floats);
+  float* dv_pages = dv.Get<float>(static_cast<size_t>(tree_plan.pages) * c.kv_heads * page_floats);
+  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.head_dim)));
+
+  const int units = static_cast<int>(tree_plan.roots.size()) * c.kv_heads;
+  engine.threads().Run(units, [&](int unit, int thread) {
+    const TreePlan::Root& root = tree_plan.roots[unit / c.kv_heads];
+    const int h = unit % c.kv_heads;
+    // Per tile of the root: its rows of q and dO gathered, the same as panels over rows, and dq.
+    const int tiles = root.end_tile - root.first_tile;
+    std::vector<size_t> first(tiles + 1, 0);  // padded rows before each tile
+    for (int t = 0; t < tiles; ++t) {
+      first[t + 1] = first[t] + RoundUp(plan.tiles[root.first_tile + t].tokens * s.group, 32);
+    }
+    const size_t total = first[tiles];
+    const int max_rows = RoundUp(TileTokens(c) * s.group, 32);
+    const size_t e_bytes = total * s.head_depth * e, panel_bytes = total * s.head_width * e;
+    const size_t transposed = static_cast<size_t>(kPagePositions) * s.head_depth * e;
+    const size_t dq_bytes = total * s.head_width * sizeof(float);
+    const size_t scratch_bytes = cpu::AttentionScratchBytes(max_rows, c.head_dim);
+    std::byte* memory =
+        scratch[thread].Get<std::byte>(2 * e_bytes + 2 * panel_bytes + 2 * transposed + dq_bytes + scratch_bytes + 7 * 64);
+    const auto take = [&](size_t bytes) {
+      std::byte* p = memory;
+      memory += (bytes + 63) / 64 * 64;
+      return p;
+    };
+    std::byte* q = take(e_bytes);
+    std::byte* d_o = take(e_bytes);
+    std::byte* q_panel = take(panel_bytes);
+    std::byte* do_panel = take(panel_bytes);
+    std::byte* values_by_key = take(transposed);
+    std::byte* keys_by_dim = take(transposed);
+    auto* dq = reinterpret_cast<float*>(take(dq_bytes));
+    std::byte* inner = take(scratch_bytes);
+    std::memset(dq, 0, dq_bytes);
+    const size_t head_bytes = static_cast<size_t>(s.group) * s.head_depth * e;
+    for (int t = 0; t < tiles; ++t) {
+      const Plan::Tile& tile = plan.tiles[root.first_tile + t];
+      for (int i = 0; i < tile.tokens; ++i) {
+        const size_t from = (static_cast<size_t>(tile.first_row + i) * s.q_elements + static_cast<size_t>(h) * s.group * s.head_depth) * e;
+        const size_t to = (first[t] + static_cast<size_t>(i) * s.group) * s.head_depth * e;
+        std::memcpy(q + to, state.q.as<std::byte>() + from, head_bytes);
+        std::memcpy(d_o + to, do_e.as<std::byte>() + from, head_bytes);
+      }
+      const int count = tile.tokens * s.group, padded = RoundUp(count, 32);
+      const size_t at = first[t] * s.head_depth * e, panel_at = first[t] * s.head_width * e;
+      ops.pack_rows(q + at, s.head_depth, count, s.head_width, padded, 0, s.head_width, q_panel + panel_at);
+      ops.pack_rows(d_o + at, s.head_depth, count, s.head_width, padded, 0, s.head_width, do_panel + panel_at);
+    }
+    for (int page = root.first_page; page < root.end_page; ++page) {
+      float* dk_page = dk_pages + (static_cast<size_t>(page) * c.kv_heads + h) * page_floats;
+      float* dv_page = dv_pages + (static_cast<size_t>(page) * c.kv_heads + h) * page_floats;
+      std::memset(dk_page, 0, page_floats * sizeof(float));
+      std::memset(dv_page, 0, page_floats * sizeof(float));
+      ops.transpose_panel(pool->values(page, l, h), s.head_width, kPagePositions, s.head_depth, 0, kPagePositions, values_by_key);
+      ops.transpose_panel(pool->keys(page, l, h), kPagePositions, s.head_depth, kPagePositions, 0, s.head_width, keys_by_dim);
+      for (int i = tree_plan.reader_begin[page]; i < tree_plan.reader_begin[page + 1]; ++i) {
+        const int t = tree_plan.readers[i].tile - root.first_tile;
+        const Plan::Tile& tile = plan.tiles[root.first_tile + t];
+        const size_t row = (static_cast<size_t>(h) * rows + tile.first_row) * s.group;
+        cpu::AttentionBackward a;
+        a.rows = tile.tokens * s.group;
+        a.group = s.group;
+        a.head_dim = c.head_dim;
+        a.first_position = tile.first_position;
+        a.first_key = tree_plan.readers[i].first_key;
+        a.q = q + first[t] * s.head_depth * e;
+        a.d_o = d_o + first[t] * s.head_depth * e;
+        a.q_panel = q_panel + first[t] * s.head_width * e;
+        a.d_o_panel = do_panel + first[t] * s.head_width * e;
+        a.row_max = state.row_max.as<float>() + row;
+        a.row_inverse_sum = state.row_inverse_sum.as<float>() + row;
+        a.delta = delta.as<float>() + row;
+        a.keys = pool->keys(page, l, h);
+        a.values_by_key = values_by_key;
+        a.keys_by_dim = keys_by_dim;
+        a.scale = scale;
+        a.dq = dq + first[t] * s.head_width;
+        a.dk = dk_page;
+        a.dv = dv_page;
+        a.scratch = inner;
+        ops.attention_backward(a);
+      }
+    }
+    for (int t = 0; t < tiles; ++t) {
+      const Plan::Tile& tile = plan.tiles[root.first_tile + t];
+      for (int i = 0; i < tile.tokens; ++i) {
+        const int r = tile.first_row + i;
+        const size_t angle = static_cast<size_t>(plan.position[r]) * rope.half;
+        for (int g = 0; g < s.group; ++g) {
+          float* row = dq + (first[t] + static_cast<size_t>(i) * s.group + g) * s.head_width;
+          ops.rope_inverse(row, rope.cos.data() + angle, rope.sin.data() + angle, c.head_dim);
+          ops.round(row, c.head_dim, c.head_dim,
+                    dqkv.as<std::byte>() + (static_cast<size_t>(r) * dqkv_depth + (h * s.group + g) * c.head_dim) * e);
+        }
+      }
+    }
+  });
+
+  // A row's dK and dV: the sum over its copies, in slot order.
+  const int block = 64;
+  engine.threads().Run((rows + block - 1) / block, [&](int item, int) {
+    alignas(64) float k[1024], v[1024];  // head_dim <= 1024
+    for (int r = item * block; r < std::min(rows, (item + 1) * block); ++r) {
+      const size_t angle = static_cast<size_t>(plan.position[r]) * rope.half;
+      std::byte* out = dqkv.as<std::byte>() + static_cast<size_t>(r) * dqkv_depth * e;
+      for (int h = 0; h < c.kv_heads; ++h) {
+        for (int i = plan.slot_begin[r]; i < plan.slot_begin[r + 1]; ++i) {
+          const Plan::Slot& slot = plan.slots[i];
+          const size_t at = (static_cast<size_t>(slot.page) * c.kv_heads + h) * page_floats +
+                            static_cast<size_t>(slot.position) * s.head_width;
+          if (i == plan.slot_begin[r]) {
+            std::memcpy(k, dk_pages + at, c.head_dim * sizeof(float));
+            std::memcpy(v, dv_pages + at, c.head_dim * sizeof(float));
+          } else {
+            ops.add(k, dk_pages + at, c.head_dim);
+            ops.add(v, dv_pages + at, c.head_dim);
+          }
+        }
+        ops.rope_inverse(k, rope.cos.data() + angle, rope.sin.data() + angle, c.head_dim);
+        ops.round(k, c.head_dim, c.head_dim, out + static_cast<size_t>(s.q_rows + h * c.head_dim) * e);
+        ops.round(v, c.head_dim, c.head_dim, out + static_cast<size_t>(s.q_rows + s.kv_rows + h * c.head_dim) * e);
+      }
+    }
+  });
+}
+
+void TrainPass::State::BackwardLayer(int l, Gradients& grads) {
+  const ModelConfig& c = weights->config();
+  const Shapes s(c);
+  const cpu::Ops& ops = engine.ops(weights->profile());
+  const size_t e = ops.element_bytes;
+  Threads& threads = engine.threads();
+  const int rows = tree->size(), padded = RoundUp(rows, 32);
+  LayerState& state = pass.states()[l];
+  const ComputeWeights::Layer& w = weights->layer(l);
+  const int gu_depth = RoundUp(s.gate_up_rows, 32), dqkv_depth = RoundUp(s.qkv_rows, 32), width16 = RoundUp(s.width, 16);
+
+  // The four matrices turned.
+  struct Turn {
+    const Panel* from;
+    int columns, depth;
+    std::byte* to;
+  };
+  const int ffn16 = RoundUp(s.ffn, 16), q16 = RoundUp(c.q_dim(), 16);
+  Turn turns[] = {{&w.down, ffn16, s.width_depth, nullptr},
+                  {&w.gate_up, width16, gu_depth, nullptr},
+                  {&w.o, q16, s.width_depth, nullptr},
+                  {&w.qkv, width16, dqkv_depth, nullptr}};
+  size_t bytes = 0;
+  int items = 0;
+  for (const Turn& t : turns) {
+    bytes += static_cast<size_t>(t.columns) * t.depth * e;
+    items += t.columns / 16;
+  }
+  std::byte* memory = wt.Get<std::byte>(bytes);
+  for (Turn& t : turns) {
+    t.to = memory;
+    memory += static_cast<size_t>(t.columns) * t.depth * e;
+  }
+  threads.Run(items, [&](int item, int) {
+    for (const Turn& t : turns) {
+      if (item < t.columns / 16) {
+        return ops.transpose_panel(t.from->data, t.from->rows, t.from->depth, t.depth, item * 16, item * 16 + 16, t.to);
+      }
+      item -= t.columns / 16;
+    }
+  });
+
+  float* residual = dx.as<float>();
+  auto* dy_e = dy.Get<std::byte>(static_cast<size_t>(padded) * s.width_depth * e);
+  auto* dgu_e = dgu.Get<std::byte>(static_cast<size_t>(padded) * gu_depth * e);
+  auto* d_o = do_e.Get<std::byte>(static_cast<size_t>(padded) * s.q_elements * e);
+  auto* dqkv_e = dqkv.Get<std::byte>(static_cast<size_t>(padded) * dqkv_depth * e);
+  float* dh_f = dh.Get<float>(static_cast<size_t>(rows) * s.width);
+  float* delta_f = delta.Get<float>(static_cast<size_t>(rows) * c.heads);
+  const auto clear_tail = [&](std::byte* p, int depth) {
+    std::memset(p + static_cast<size_t>(rows) * depth * e, 0, static_cast<size_t>(padded - rows) * depth * e);
+  };
+  clear_tail(dy_e, s.width_depth);
+  clear_tail(dgu_e, gu_depth);
+  clear_tail(dqkv_e, dqkv_depth);
+  // Columns between stacked matrices and beyond them are inputs of a GEMM.
+  if (gu_depth != 2 * s.ffn) std::memset(dgu_e, 0, static_cast<size_t>(padded) * gu_depth * e);
+  if (dqkv_depth != c.q_dim() + 2 * c.kv_dim()) std::memset(dqkv_e, 0, static_cast<size_t>(padded) * dqkv_depth * e);
+
+  const int block = RowBlock(rows, threads.count());
+  const int blocks = (rows + block - 1) / block;
+  const auto row_gemm = [&](const void* a, int depth, const Turn& turn, int count, int n, float* out, int64_t stride) {
+    cpu::Gemm g;
+    g.a = a;
+    g.a_stride = depth;
+    g.b = turn.to;
+    g.m = count;
+    g.n = n;
+    g.k = depth;
+    g.c = out;
+    g.c_stride = stride;
+    ops.gemm(g);
+  };
+  // dW += dYᵀ X for output rows of a matrix, with X packed over the tokens.
+  struct WeightGemm {
+    const std::byte* dy;  // E, column of output 0
+    int dy_stride;
+    int outputs, inputs;
+    const std::byte* x_panel;
+    float* dw;
+  };
+  const auto weight_gemms = [&](std::span<const WeightGemm> list) {
+    constexpr int kRows = 48;
+    int count = 0;
+    for (const WeightGemm& m : list) count += (m.outputs + kRows - 1) / kRows;
+    threads.Run(count, [&](int item, int) {
+      for (const WeightGemm& m : list) {
+        const int here = (m.outputs + kRows - 1) / kRows;
+        if (item >= here) {
+          item -= here;
+          continue;
+        }
+        cpu::Gemm g;
+        g.a = m.dy + static_cast<size_t>(item) * kRows * e;
+        g.a_stride = m.dy_stride;
+        g.a_transposed = true;
+        g.b = m.x_panel;
+        g.m = std::min(kRows, m.outputs - item * kRows);
+        g.n = m.inputs;
+        g.k = padded;
+        g.c = m.dw + static_cast<size_t>(item) * kRows * m.inputs;
+        g.c_stride = m.inputs;
+        g.add = true;
+        return ops.gemm(g);
+      }
+    });
+  };
+  const int tensor = 1 + 9 * l;
+  const auto grad = [&](int i) { return grads.tensor(tensor + i).data(); };
+  const auto pack = [&](Buffer& to, const std::byte* x, int depth, int cols) {
+    const int panels = RoundUp(cols, 16) / 16;
+    auto* out = to.Get<std::byte>(static_cast<size_t>(panels) * 16 * padded * e);
+    threads.Run(panels, [&](int i, int) { ops.pack_rows(x, depth, rows, cols, padded, i * 16, i * 16 + 16, out); });
+    return out;
+  };
+  const auto gain = [&](const float* dnorm, const float* x, const float* r, float* out) {
+    threads.Run(width16 / 16, [&](int i, int) {
+      ops.rms_gain_backward(dnorm, x, r, rows, s.width, i * 16, std::min(s.width, i * 16 + 16), out);
+    });
+  };
+
+  // MLP and the output projection, row by row.
+  const size_t stage_floats = static_cast<size_t>(block) * std::max(s.ffn, c.q_dim());
+  threads.Run(blocks, [&](int item, int thread) {
+    const int r0 = item * block, r1 = std::min(rows, r0 + block);
+    float* out = scratch[thread].Get<float>(stage_floats);
+    auto* dy_rows = dy_e + static_cast<size_t>(r0) * s.width_depth * e;
+    auto* dgu_rows = dgu_e + static_cast<size_t>(r0) * gu_depth * e;
+    for (int r = r0; r < r1; ++r) {
+      ops.round(residual + static_cast<size_t>(r) * s.width, s.width, s.width_depth,
+                dy_rows + static_cast<size_t>(r - r0) * s.width_depth * e);
+    }
+    row_gemm(dy_rows, s.width_depth, turns[0], r1 - r0, s.ffn, out, s.ffn);
+    for (int r = r0; r < r1; ++r) {
+      const float* gate = state.gate_up.as<float>() + static_cast<size_t>(r) * s.gate_up_rows;
+      auto* to = dgu_rows + static_cast<size_t>(r - r0) * gu_depth * e;
+      ops.silu_mul_backward(gate, gate + s.gate_rows, out + static_cast<size_t>(r - r0) * s.ffn, s.ffn, to,
+                            to + static_cast<size_t>(s.gate_rows) * e);
+    }
+    float* dnorm = dh_f + static_cast<size_t>(r0) * s.width;
+    row_gemm(dgu_rows, gu_depth, turns[1], r1 - r0, s.width, dnorm, s.width);
+    for (int r = r0; r < r1; ++r) {
+      const size_t at = static_cast<size_t>(r) * s.width;
+      ops.rms_norm_backward(dh_f + at, state.x_mid.as<float>() + at, w.post_norm, state.r2.as<float>()[r], s.width, residual + at);
+    }
+  });
+  {
+    const std::byte* act = pack(panel, state.act.as<std::byte>(), s.ffn_depth, s.ffn);
+    const std::byte* h2 = pack(panel2, state.h2.as<std::byte>(), s.width_depth, s.width);
+    const WeightGemm list[] = {
+        {dy_e, s.width_depth, s.width, s.ffn, act, grad(8)},
+        {dgu_e, gu_depth, s.ffn, s.width, h2, grad(6)},
+        {dgu_e + static_cast<size_t>(s.gate_rows) * e, gu_depth, s.ffn, s.width, h2, grad(7)},
+    };
+    weight_gemms(list);
+    gain(dh_f, state.x_mid.as<float>(), state.r2.as<float>(), grad(5));
+  }
+
+  threads.Run(blocks, [&](int item, int thread) {
+    const int r0 = item * block, r1 = std::min(rows, r0 + block);
+    float* out = scratch[thread].Get<float>(stage_floats);
+    auto* dy_rows = dy_e + static_cast<size_t>(r0) * s.width_depth * e;
+    for (int r = r0; r < r1; ++r) {
+      ops.round(residual + static_cast<size_t>(r) * s.width, s.width, s.width_depth,
+                dy_rows + static_cast<size_t>(r - r0) * s.width_depth * e);
+    }
+    row_gemm(dy_rows, s.width_depth, turns[2], r1 - r0, c.q_dim(), out, c.q_dim());
+    for (int r = r0; r < r1; ++r) {
+      for (int h = 0; h < c.heads; ++h) {
+        std::byte* to = d_o + (static_cast<size_t>(r) * s.q_elements + static_cast<size_t>(h) * s.head_depth) * e;
+        ops.round(out + static_cast<size_t>(r - r0) * c.q_dim() + h * c.head_dim, c.head_dim, s.head_depth, to);
+        delta_f[(static_cast<size_t>(h / s.group) * rows + r) * s.group + h % s.group] =
+            ops.dot_delta(to, state.o.as<float>() + static_cast<size_t>(r) * c.q_dim() + h * c.head_dim, c.head_dim);
+      }
+    }
+  });
+  {
+    const std::byte* o = pack(panel, state.oe.as<std::byte>(), s.q_depth, c.q_dim());
+    const WeightGemm list[] = {{dy_e, s.width_depth, s.width, c.q_dim(), o, grad(4)}};
+    weight_gemms(list);
+  }
+  BackwardAttention(l);
+  threads.Run(blocks, [&](int item, int) {
+    const int r0 = item * block, r1 = std::min(rows, r0 + block);
+    row_gemm(dqkv_e + static_cast<size_t>(r0) * dqkv_depth * e, dqkv_depth, turns[3], r1 - r0, s.width,
+             dh_f + static_cast<size_t>(r0) * s.width, s.width);
+    for (int r = r0; r < r1; ++r) {
+      const size_t at = static_cast<size_t>(r) * s.width;
+      ops.rms_norm_backward(dh_f + at, state.x.as<float>() + at, w.input_norm, state.r1.as<float>()[r], s.width, residual + at);
+    }
+  });
+  const std::byte* h1 = pack(panel, state.h1.as<std::byte>(), s.width_depth, s.width);
+  const WeightGemm list[] = {
+      {dqkv_e, dqkv_depth, c.q_dim(), s.width, h1, grad(1)},
+      {dqkv_e + static_cast<size_t>(s.q_rows) * e, dqkv_depth, c.kv_dim(), s.width, h1, grad(2)},
+      {dqkv_e + static_cast<size_t>(s.q_rows + s.kv_rows) * e, dqkv_depth, c.kv_dim(), s.width, h1, grad(3)},
+  };
+  weight_gemms(list);
+  gain(dh_f, state.x.as<float>(), state.r1.as<float>(), grad(0));
+}
+
+}  // namespace temper::engine
