@@ -53,10 +53,10 @@ int64_t AutoMemory() {
   return int64_t{1} << 30;
 }
 
-// The largest number of nodes whose forward and backward fit into `bytes`; at least one row of the model fits in any case.
+// The largest number of nodes whose forward and backward fit into `bytes`; never less than 64.
 int64_t ChunkNodes(const engine::ModelConfig& config, engine::Profile profile, int64_t bytes) {
-  int64_t low = 1024, high = int64_t{1} << 24;
-  while (low + 256 < high) {
+  int64_t low = 64, high = int64_t{1} << 24;
+  while (low + 64 < high) {
     const int64_t middle = (low + high) / 2;
     const bool fits = static_cast<int64_t>(engine::TrainPass::EstimateBytes(config, profile, middle, middle / 16 + 1)) <= bytes;
     (fits ? low : high) = middle;
@@ -346,6 +346,13 @@ class Loop {
     const bool single = batch.chunks.size() == 1;
     ASSIGN_OR_RETURN(const auto logprobs, ForwardAll(batch, single));
     report.on_policy = CheckOnPolicy(batch, logprobs, state_.step);
+    if (report.on_policy.tokens == 0 && doors_.probe) {
+      ASSIGN_OR_RETURN(const std::vector<std::string> probe, doors_.probe(state_.step));
+      if (!probe.empty()) {
+        ASSIGN_OR_RETURN(report.on_policy, Probe(probe, state_.step));
+        if (single) RETURN_IF_ERROR(ForwardAll(batch, /*keep=*/true).status());  // the probe took the activations' place
+      }
+    }
     if (!report.on_policy.first_mismatch.empty()) return Disagreement(report.on_policy, state_.step);
     report.forward_s = lap();
 

@@ -67,6 +67,10 @@ struct Evaluation {
 // Plays evaluation number `evaluation` (0, 1, …) at version `version`; the pool is paused meanwhile.
 using Evaluator = std::function<Result<Evaluation>(int64_t evaluation, int64_t version)>;
 
+// With staleness a batch may hold no token of the version that scores it. This offers rollouts that do: serialised temper.v1.Trajectory,
+// sealed while `version` was served; none when there is none.
+using ProbeSource = std::function<Result<std::vector<std::string>>(int64_t version)>;
+
 struct TrainerDoors {
   engine::Engine& engine;
   datapool::DataPool& pool;
@@ -75,6 +79,7 @@ struct TrainerDoors {
   Clock& clock;
   Evaluator evaluator;   // may be empty when TrainerOptions::evaluate is false
   SftSource sft_source;  // may be empty without SFT
+  ProbeSource probe;     // may be empty
   std::atomic<bool>& stopped;  // set by anyone: the loop ends soon with kCancelled, resumable
 };
 

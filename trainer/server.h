@@ -23,6 +23,7 @@ struct ServerOptions {
   int64_t publish_deadline_ms = 120000;  // how long one version may take to be served everywhere
   Evaluator evaluator;           // see loop.h; may be empty without evaluations
   SftSource sft_source;          // may be empty without SFT
+  ProbeSource probe;             // see loop.h; may be empty
 };
 
 // Create, Start, Run (blocks until training is over), Stop from any thread. Metrics are served by Role.Snapshot from Start on.

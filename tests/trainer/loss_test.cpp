@@ -60,6 +60,23 @@ TEST(Loss, CoefficientsOfTheReferenceFixture) {
   EXPECT_NEAR(m.clip_fraction_low, 0.2, 1e-15);
 }
 
+// The mask of CISPO acts on one side only, by the sign of the advantage.
+TEST(Loss, CispoMaskIsOneSided) {
+  auto coef = [](double advantage, double r) {
+    const std::vector<LossGroup> groups = {{{Rollout(advantage, {-1}, {-1 - std::log(r)})}}};
+    return ComputeLoss(
+               Parse(R"({"loss":{"kind":"cispo","mask_low":0.2,"mask_high":0.28},"advantage":{"baseline":"none"},"aggregation":{"mode":"token-mean"}})"),
+               groups)
+        .coef[0][0][0];
+  };
+  EXPECT_NEAR(coef(1, 0.5), -0.5, 1e-12);
+  EXPECT_NEAR(coef(1, 1.27), -1.27, 1e-12);
+  EXPECT_EQ(coef(1, 1.29), 0);
+  EXPECT_NEAR(coef(-1, 1.5), 1.5, 1e-12);
+  EXPECT_NEAR(coef(-1, 0.81), 0.81, 1e-12);
+  EXPECT_EQ(coef(-1, 0.79), 0);
+}
+
 // A denominator could be taken per group, per rollout or per token where another was meant.
 TEST(Loss, AggregationOfTheReferenceFixture) {
   auto loss = [](const std::string& kind, const std::string& aggregation) {
@@ -207,11 +224,11 @@ TEST(Loss, OverlongRules) {
   groups[0].rollouts = {good, good, Rollout(0, {-1}, {-1})};
   groups[0].rollouts[0].wall_s = 5;
   groups[0].rollouts[1].wall_s = 20;
-  groups[0].rollouts[2].wall_s = 10;
+  groups[0].rollouts[2].wall_s = 1;
   const LossResult speed = ComputeLoss(
       Parse(R"({"loss":{"kind":"reinforce"},"aggregation":{"mode":"token-mean"},"advantage":{"baseline":"none"},"reward":{"speed_coef":0.2}})"),
       groups);
-  EXPECT_NEAR(speed.rollout_advantage[0][0], 1.1, 1e-15);
+  EXPECT_NEAR(speed.rollout_advantage[0][0], 1.0, 1e-15);  // the median
   EXPECT_NEAR(speed.rollout_advantage[0][1], 0.8, 1e-15);
   EXPECT_EQ(speed.rollout_advantage[0][2], 0);
 }

@@ -1,0 +1,455 @@
+// The whole training loop in one process: a pool of scripted groups whose tokens are scored with the weights that were published.
+#include "trainer/loop.h"
+
+#include <gtest/gtest.h>
+
+#include <google/protobuf/stubs/logging.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <map>
+
+#include "common/file.h"
+#include "common/json.h"
+#include "common/rng.h"
+#include "engine/train_pass.h"
+#include "temper/v1/types.pb.h"
+#include "trainer/batch.h"
+#include "trainer/checkpoint.h"
+
+namespace temper::trainer {
+namespace {
+
+constexpr int kVocab = 48;
+
+engine::ModelConfig Tiny() {
+  engine::ModelConfig c;
+  c.vocab = kVocab;
+  c.layers = 2;
+  c.width = 32;
+  c.heads = 2;
+  c.kv_heads = 1;
+  c.head_dim = 16;
+  c.ffn = 48;
+  c.max_positions = 128;
+  return c;
+}
+
+// Keeps the newest published bytes, as a worker would; can spoil one weight.
+class Sink final : public WeightSink {
+ public:
+  explicit Sink(engine::Profile profile) : profile_(profile) {}
+  Result<std::span<std::byte>> Begin() override {
+    auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, engine::ComputeBytes(Tiny(), profile_)));
+    next_ = std::shared_ptr<std::byte>(memory, std::free);
+    return std::span(memory, engine::ComputeBytes(Tiny(), profile_));
+  }
+  Status Publish(int64_t step, const engine::Digest& digest, const std::function<bool()>&) override {
+    const std::span<const std::byte> bytes(next_.get(), engine::ComputeBytes(Tiny(), profile_));
+    weights = engine::ComputeWeights::View(Tiny(), profile_, bytes, next_).value();
+    EXPECT_EQ(weights.ComputeDigest(), digest);
+    published.push_back(step);
+    if (step == spoil_at) reinterpret_cast<uint16_t*>(next_.get())[64] ^= 0x40;  // one weight of the embedding, after the check
+    return Status::Ok();
+  }
+  engine::ComputeWeights weights;
+  std::vector<int64_t> published;
+  int64_t spoil_at = -1;
+
+ private:
+  engine::Profile profile_;
+  std::shared_ptr<std::byte> next_;
+};
+
+// What survives a crash of the trainer: the groups of every batch, once sampled.
+using Store = std::map<int64_t, std::vector<datapool::LeasedGroup>>;
+
+class ScriptedPool final : public datapool::DataPool {
+ public:
+  ScriptedPool(engine::Engine& engine, Sink& sink, Store& store) : pass_(engine), sink_(sink), store_(store) {}
+
+  Result<int64_t> AttachAgents(const std::string&) override { return Unimplemented(""); }
+  Result<datapool::TakeIssuesReply> TakeIssues(const std::string&, int32_t, uint32_t) override { return Unimplemented(""); }
+  Result<bool> Finish(const std::string&, const datapool::FinishedAttempt&) override { return Unimplemented(""); }
+  Result<std::vector<int64_t>> AttachTrainer(const std::string&, int64_t step) override {
+    attached = step;
+    return std::vector<int64_t>{};
+  }
+  Result<datapool::LeaseReply> Lease(const std::string&, int64_t batch, uint32_t) override {
+    if (batch == stop_at) return datapool::LeaseReply{.batch = batch, .closed = true};
+    if (!store_.count(batch)) store_[batch] = Sample(batch);
+    datapool::LeaseReply reply;
+    reply.ready = true;
+    reply.batch = batch;
+    reply.groups = store_[batch];
+    return reply;
+  }
+  Status Update(const std::string&, int64_t batch) override {
+    EXPECT_EQ(sink_.published.back(), batch + 1) << "slots were freed before the weights were served";
+    updates.push_back(batch);
+    return Status::Ok();
+  }
+  Status Commit(int64_t step) override {
+    commits.push_back(step);
+    return Status::Ok();
+  }
+  Status Pause(bool on) override {
+    paused = on;
+    return Status::Ok();
+  }
+  Status Close(datapool::CloseReason) override { return Status::Ok(); }
+  Result<std::map<std::string, double>> Metrics() override { return std::map<std::string, double>{}; }
+
+  // A rollout of two turns; its tokens are scored with the weights now served.
+  std::string Trajectory(Rng rng, int64_t group, int32_t rollout, int64_t version) {
+    Rollout r;
+    auto ids = [&](int n) {
+      std::vector<int32_t> out;
+      for (int k = 0; k < n; ++k) out.push_back(static_cast<int32_t>(rng.Below(kVocab)));
+      return out;
+    };
+    auto add = [&](int32_t parent, bool sampled, std::vector<int32_t> tokens, int call) {
+      TokenRun run;
+      run.parent = parent;
+      run.sampled = sampled;
+      run.ids = std::move(tokens);
+      run.logprobs.assign(run.ids.size(), 0);
+      run.version.step = version;
+      run.call = call;
+      run.inv_temperature = sampled ? 1.25f : 1.0f;
+      r.runs.push_back(run);
+    };
+    Rng prompt(static_cast<uint64_t>(group) * 7919 + 1);
+    std::vector<int32_t> start;
+    for (int k = 0; k < 12; ++k) start.push_back(static_cast<int32_t>(prompt.Below(kVocab)));
+    add(-1, false, start, 0);
+    add(0, true, ids(5), 0);
+    add(1, false, ids(3), 1);
+    add(2, true, ids(4), 1);
+    if (rng.Chance(0.3)) add(0, true, ids(6), 2);  // a branch of its own
+    Group g;
+    g.rollouts = {r};
+    const Batch batch = BuildBatch({g}, {}).value();
+    const auto logprobs = pass_.Forward(sink_.weights, batch.chunks[0].tree).value();
+    v1::Trajectory wire;
+    wire.set_session(std::to_string(group) + "." + std::to_string(rollout) + ".1");
+    wire.set_group(group);
+    wire.set_rollout(rollout);
+    wire.set_outcome("scored");
+    wire.set_reward(rng.Chance(0.5));
+    size_t k = 0;
+    for (size_t i = 0; i < r.runs.size(); ++i) {
+      v1::TokenRun* run = wire.add_runs();
+      run->set_id(static_cast<int32_t>(i));
+      run->set_parent(r.runs[i].parent);
+      run->set_call(r.runs[i].call);
+      run->set_trainable(true);
+      run->set_inv_temperature(r.runs[i].inv_temperature);
+      for (int32_t id : r.runs[i].ids) run->add_ids(static_cast<uint32_t>(id));
+      if (!r.runs[i].sampled) continue;
+      run->set_provenance(v1::SAMPLED);
+      run->mutable_version()->set_step(version);
+      for (size_t n = 0; n < r.runs[i].ids.size(); ++n) run->add_logprobs(logprobs[batch.samples[0][0][k++].node]);
+    }
+    return wire.SerializeAsString();
+  }
+
+  std::vector<datapool::LeasedGroup> Sample(int64_t batch) {
+    std::vector<datapool::LeasedGroup> groups;
+    for (int64_t g = 3 * batch + 2; g >= 3 * batch; --g) {
+      datapool::LeasedGroup group;
+      group.group = g;
+      group.version_admitted = batch;
+      for (int32_t i = 0; i < 4; ++i) {
+        group.rollouts.push_back(i);
+        group.members.push_back(Trajectory(Rng(99).Fork("rollout", static_cast<uint64_t>(g * 16 + i)), g, i, batch));
+      }
+      groups.push_back(std::move(group));
+    }
+    return groups;
+  }
+
+  int64_t attached = -1, stop_at = -1;
+  std::vector<int64_t> updates, commits;
+  bool paused = false;
+
+ private:
+  engine::TrainPass pass_;
+  Sink& sink_;
+  Store& store_;
+};
+
+std::string Scratch(const std::string& name) {
+  const std::string path = testing::TempDir() + "trainer_loop_" + name;
+  EXPECT_TRUE(RemoveAll(path).ok());
+  EXPECT_TRUE(MakeDirs(path).ok());
+  return path;
+}
+
+text::TextFiles SomeText() {
+  text::TextFiles files;
+  files.tokenizer_json = R"({"version":"1.0","model":{"type":"BPE","vocab":{},"merges":[]}})";
+  return files;
+}
+
+TrainerOptions Options(const std::string& run_dir, engine::Profile profile) {
+  TrainerOptions o;
+  o.run_dir = run_dir;
+  o.incarnation = "test";
+  o.profile = profile;
+  o.algorithm = ParseAlgorithm(ParseJson(R"({"recipe":"cispo","dynamic_sampling":"off"})").value()).value();
+  o.optimizer.lr = 1e-2;
+  o.steps = 6;
+  o.checkpoint_every = 2;
+  o.memory_bytes = 256 << 20;
+  o.evaluate = false;
+  return o;
+}
+
+// One run of the loop against a pool of its own; what outlives it is in `store` and the run folder.
+struct World {
+  explicit World(engine::Profile p) : profile(p), engine(engine::Engine::Create({.threads = 2}).value()), sink(p), pool(*engine, sink, store) {}
+  Status Run(const TrainerOptions& options, Evaluator evaluator = {}, SftSource sft = {}) {
+    sink.published.clear();
+    return RunTraining(options, engine::InitParameters(Tiny(), 3), SomeText(),
+                       {*engine, pool, sink, metrics, SystemClock::Get(), std::move(evaluator), std::move(sft), {}, stopped});
+  }
+  engine::Profile profile;
+  std::unique_ptr<engine::Engine> engine;
+  Store store;
+  Sink sink;
+  ScriptedPool pool;
+  Metrics metrics;
+  std::atomic<bool> stopped{false};
+};
+
+std::string Bytes(const std::string& path) { return ReadFile(path).value(); }
+
+std::vector<json::value> Lines(const std::string& path) {
+  std::vector<json::value> lines;
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) lines.push_back(ParseJson(line).value());
+  return lines;
+}
+
+class LoopTest : public testing::TestWithParam<engine::Profile> {};
+INSTANTIATE_TEST_SUITE_P(Profiles, LoopTest, testing::Values(engine::Profile::kBf16, engine::Profile::kF32),
+                         [](const auto& info) { return std::string(engine::ProfileName(info.param)); });
+
+// A job could claim agreement with the workers without having checked, or free slots before its weights are served.
+TEST_P(LoopTest, TrainsProvesAndCounts) {
+  World world(GetParam());
+  const std::string run = Scratch("trains");
+  const Status status = world.Run(Options(run, GetParam()));
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(world.pool.attached, 0);
+  EXPECT_EQ(world.sink.published, (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(world.pool.updates, (std::vector<int64_t>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(world.pool.commits, (std::vector<int64_t>{2, 4, 6}));
+  const TrainTotals totals = ReadTrainTotals(run).value();
+  EXPECT_EQ(totals.steps, 6);
+  EXPECT_EQ(totals.on_policy_versions, (std::vector<int64_t>{1, 2, 3, 4, 5}));
+  EXPECT_EQ(totals.ratio_max_dev_on_policy, 0);
+  EXPECT_GE(totals.on_policy_tokens, 6 * 12 * 9);
+  EXPECT_EQ(totals.on_policy_tokens, totals.tokens_trained);
+  EXPECT_GT(totals.logical_tokens, totals.tree_tokens);
+  const Checkpoint last = LoadNewestCheckpoint(run).value();
+  EXPECT_EQ(last.step, 6);
+  EXPECT_EQ(last.optimizer.steps(), 6);
+  EXPECT_EQ(ListDir(run + "/checkpoints").value(), (std::vector<std::string>{"2", "4", "6"}));
+}
+
+// A resumed run could differ from one that was never interrupted: other moments, other order, another plan.
+TEST_P(LoopTest, ResumeEqualsNoInterruptionToTheBit) {
+  World whole(GetParam());
+  const std::string run = Scratch("whole");
+  ASSERT_TRUE(whole.Run(Options(run, GetParam())).ok());
+
+  const std::string run2 = Scratch("resumed");
+  World first(GetParam());
+  first.pool.stop_at = 3;
+  EXPECT_EQ(first.Run(Options(run2, GetParam())).code(), StatusCode::kCancelled);
+  World second(GetParam());
+  second.store = first.store;
+  for (auto& [batch, groups] : second.store) std::reverse(groups.begin(), groups.end());  // the order of a lease never enters
+  const Status status = second.Run(Options(run2, GetParam()));
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(second.pool.attached, 2);
+  EXPECT_EQ(second.sink.published.front(), 2);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    EXPECT_EQ(Bytes(run + "/checkpoints/6/" + file), Bytes(run2 + "/checkpoints/6/" + file)) << file;
+  }
+  EXPECT_EQ(ReadTrainTotals(run2)->steps, 6);
+  EXPECT_EQ(ReadTrainTotals(run2)->tokens_trained, ReadTrainTotals(run)->tokens_trained);
+}
+
+// A stored logprob that is off by one bit could go unnoticed: the ratio would be 1 after rounding.
+TEST_P(LoopTest, OneChangedLogprobStopsTheJob) {
+  World world(GetParam());
+  const std::string run = Scratch("logprob");
+  world.pool.stop_at = 2;
+  ASSERT_EQ(world.Run(Options(run, GetParam())).code(), StatusCode::kCancelled);
+  world.pool.stop_at = -1;
+  world.store[2] = world.pool.Sample(2);
+  v1::Trajectory wire;
+  ASSERT_TRUE(wire.ParseFromString(world.store[2][1].members[2]));
+  float* logprob = wire.mutable_runs(3)->mutable_logprobs()->Mutable(1);
+  *logprob = std::nextafter(*logprob, 0.0f);
+  world.store[2][1].members[2] = wire.SerializeAsString();
+  const Status status = world.Run(Options(run, GetParam()));
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status.ToString();
+  EXPECT_NE(status.message().find("disagree at version 2"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find(wire.session()), std::string::npos) << status.message();
+}
+
+// A worker could serve weights that differ in one number from the trainer's.
+TEST_P(LoopTest, OneChangedWeightOfTheWorkerStopsTheJob) {
+  World world(GetParam());
+  world.sink.spoil_at = 2;
+  const Status status = world.Run(Options(Scratch("weight"), GetParam()));
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status.ToString();
+  EXPECT_EQ(world.sink.published.back(), 2);
+}
+
+// Splitting for memory, or training on rows, could change the gradient.
+TEST_P(LoopTest, ChunksAndRowsGiveTheSameStep) {
+  std::vector<engine::Parameters> results;
+  for (int variant = 0; variant < 3; ++variant) {
+    World world(GetParam());
+    TrainerOptions options = Options(Scratch("variant"), GetParam());
+    options.steps = 1;
+    if (variant == 1) options.memory_bytes = 1;  // as many chunks as the smallest limit makes
+    if (variant == 2) options.tree = false;
+    // With AdamW's first step only signs would show.
+    options.optimizer.eps = 1;
+    ASSERT_TRUE(world.Run(options).ok());
+    results.push_back(LoadNewestCheckpoint(options.run_dir)->params);
+  }
+  const engine::Parameters start = engine::InitParameters(Tiny(), 3);
+  for (int variant = 1; variant < 3; ++variant) {
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < start.flat().size(); ++i) {
+      const double d = static_cast<double>(results[variant].flat()[i]) - results[0].flat()[i];
+      const double s = static_cast<double>(results[0].flat()[i]) - start.flat()[i];
+      difference += d * d;
+      norm += s * s;
+    }
+    EXPECT_GT(norm, 0);
+    EXPECT_LT(std::sqrt(difference / norm), GetParam() == engine::Profile::kF32 ? 1e-3 : 3e-2) << variant;
+  }
+}
+
+// Evaluations could run while rollouts are admitted, at another version than they claim, or twice under two numbers.
+TEST_P(LoopTest, EvaluationsHoldTheirVersion) {
+  World world(GetParam());
+  TrainerOptions options = Options(Scratch("evaluations"), GetParam());
+  options.evaluate = true;
+  options.eval_every = 4;
+  std::vector<std::pair<int64_t, int64_t>> asked;
+  auto evaluator = [&](int64_t number, int64_t version) -> Result<Evaluation> {
+    EXPECT_TRUE(world.pool.paused);
+    EXPECT_EQ(world.sink.published.back(), version);
+    asked.emplace_back(number, version);
+    Evaluation e;
+    e.pass_rate = 0.25;
+    e.probe = {world.pool.Trajectory(Rng(5), 900, 0, version)};
+    return e;
+  };
+  const Status status = world.Run(options, evaluator);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(asked, (std::vector<std::pair<int64_t, int64_t>>{{0, 0}, {1, 4}, {2, 6}}));
+  EXPECT_EQ(ReadTrainTotals(options.run_dir)->on_policy_versions, (std::vector<int64_t>{1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(Lines(options.run_dir + "/evaluations.jsonl").size(), 3u);
+  // Asking again after a restart repeats the last one under its number.
+  ASSERT_TRUE(world.Run(options, evaluator).ok());
+  EXPECT_EQ(asked.back(), (std::pair<int64_t, int64_t>{2, 6}));
+  EXPECT_EQ(Lines(options.run_dir + "/evaluations.jsonl").size(), 3u);
+}
+
+// A torn or spoilt newest checkpoint could be loaded, or hide an older good one.
+TEST_P(LoopTest, BrokenCheckpointsArePassedOver) {
+  World world(GetParam());
+  const std::string run = Scratch("broken");
+  ASSERT_TRUE(world.Run(Options(run, GetParam())).ok());
+  std::string bytes = Bytes(run + "/checkpoints/6/model.safetensors");
+  bytes[bytes.size() / 2] ^= 1;
+  ASSERT_TRUE(WriteFile(run + "/checkpoints/6/model.safetensors", bytes).ok());
+  EXPECT_EQ(LoadNewestCheckpoint(run)->step, 4);
+  ASSERT_TRUE(RemoveAll(run + "/checkpoints/4/optimizer.safetensors").ok());
+  EXPECT_EQ(LoadNewestCheckpoint(run)->step, 2);
+  ASSERT_TRUE(WriteFile(run + "/checkpoints/2/checkpoint.json", "{").ok());
+  EXPECT_EQ(LoadNewestCheckpoint(run).status().code(), StatusCode::kNotFound);
+}
+
+// Lines of steps that are done again could be counted twice.
+TEST_P(LoopTest, MetricsAreCutAtTheCheckpoint) {
+  World world(GetParam());
+  const std::string run = Scratch("cut");
+  world.pool.stop_at = 3;
+  ASSERT_EQ(world.Run(Options(run, GetParam())).code(), StatusCode::kCancelled);
+  EXPECT_EQ(Lines(run + "/metrics.jsonl").size(), 3u);
+  ASSERT_TRUE(AppendFile(run + "/metrics.jsonl", "{\"step\":4,\"torn").ok());
+  ASSERT_EQ(world.Run(Options(run, GetParam())).code(), StatusCode::kCancelled);
+  EXPECT_EQ(Lines(run + "/metrics.jsonl").size(), 3u);
+  world.pool.stop_at = -1;
+  ASSERT_TRUE(world.Run(Options(run, GetParam())).ok());
+  const auto lines = Lines(run + "/metrics.jsonl");
+  ASSERT_EQ(lines.size(), 6u);
+  for (size_t i = 0; i < 6; ++i) EXPECT_EQ(JsonRef(lines[i]).Field("step")->Int().value(), static_cast<int64_t>(i + 1));
+}
+
+// The warm-up could train context tokens, count itself as training, or leave its moments behind.
+TEST_P(LoopTest, SftComesBeforeVersionZero) {
+  World world(GetParam());
+  TrainerOptions options = Options(Scratch("sft"), GetParam());
+  options.steps = 1;
+  options.sft = SftOptions{.tokens = 4000, .batch_tokens = 100, .optimizer = {.lr = 1e-2}};
+  auto source = [](int64_t index) -> Result<SftRow> {
+    SftRow row;
+    const int32_t start = static_cast<int32_t>(index % 5);
+    for (int32_t t = 0; t < 10; ++t) {
+      row.ids.push_back(t < 4 ? start : start + t);
+      row.mask.push_back(t >= 4);
+    }
+    return row;
+  };
+  const Status status = world.Run(options, {}, source);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  const auto lines = Lines(options.run_dir + "/sft.jsonl");
+  ASSERT_EQ(lines.size(), 40u);
+  EXPECT_GT(JsonRef(lines.front()).Field("loss")->Double().value(), 3);
+  EXPECT_LT(JsonRef(lines.back()).Field("loss")->Double().value(), 0.3);
+  EXPECT_EQ(JsonRef(lines.back()).Field("trained_tokens")->Int().value(), 2400);
+  EXPECT_EQ(ReadTrainTotals(options.run_dir)->steps, 1);
+  EXPECT_EQ(LoadNewestCheckpoint(options.run_dir)->sft_tokens, 4000);
+  EXPECT_EQ(LoadNewestCheckpoint(options.run_dir)->optimizer.steps(), 1);
+}
+
+// Bytes from outside could crash the trainer.
+TEST(Wire, MutatedTrajectoriesNeverCrash) {
+  World world(engine::Profile::kF32);
+  TrainerOptions options = Options(Scratch("wire"), engine::Profile::kF32);
+  options.steps = 0;
+  ASSERT_TRUE(world.Run(options).ok());
+  const std::string good = world.pool.Trajectory(Rng(1), 0, 0, 0);
+  ASSERT_TRUE(ParseTrajectory(good, kVocab).ok());
+  EXPECT_FALSE(ParseTrajectory(good, 3).ok());
+  const google::protobuf::LogSilencer silence;
+  Rng rng(17);
+  int accepted = 0;
+  for (int n = 0; n < 20000; ++n) {
+    std::string bytes = good;
+    for (int e = 0; e < 1 + n % 3; ++e) bytes[rng.Below(bytes.size())] = static_cast<char>(rng.Below(256));
+    Result<Rollout> rollout = ParseTrajectory(bytes, kVocab);
+    if (!rollout.ok()) continue;
+    ++accepted;
+    Group group;
+    group.rollouts = {*rollout};
+    if (auto batch = BuildBatch({group}, {}); batch.ok()) EXPECT_GE(batch->logical_tokens, batch->tree_tokens);
+  }
+  EXPECT_GT(accepted, 100);
+}
+
+}  // namespace
+}  // namespace temper::trainer
