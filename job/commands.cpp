@@ -1,0 +1,328 @@
+#include "job/commands.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/clock.h"
+#include "common/config.h"
+#include "common/file.h"
+#include "common/log.h"
+#include "common/process.h"
+#include "common/rpc.h"
+#include "common/strings.h"
+#include "engine/engine.h"
+#include "job/initial_model.h"
+#include "job/live_view.h"
+#include "job/plan.h"
+#include "job/roles.h"
+#include "job/run_folder.h"
+#include "job/summary.h"
+#include "job/supervisor.h"
+#include "sandbox/janitor.h"
+
+namespace temper::job {
+namespace {
+
+constexpr char kRunUsage[] =
+    "usage: temper run JOB.yaml [--set KEY.KEY=VALUE]... [--out DIR] [--dry-run]\n"
+    "       temper run [JOB.yaml] --resume --out DIR\n"
+    "Trains as the job file says (docs/job_file.md). --dry-run prints every value with its source and the plan.\n"
+    "Exit code 0 done, 1 the job failed, 2 bad job, 130 stopped by Ctrl-C (--resume continues it).\n";
+
+int Complain(const char* command, const std::string& message, int code) {
+  std::fprintf(stderr, "temper %s: %s\n", command, message.c_str());
+  return code;
+}
+
+struct RunArguments {
+  std::string job;
+  std::vector<std::string> sets;
+  std::string out;
+  bool dry_run = false, resume = false, help = false;
+};
+
+Result<RunArguments> ParseRunArguments(int argc, char** argv) {
+  RunArguments arguments;
+  for (int i = 1; i < argc; ++i) {
+    std::string word = argv[i];
+    std::optional<std::string> attached;
+    if (word.rfind("--set=", 0) == 0 || word.rfind("--out=", 0) == 0) {
+      attached = word.substr(6);
+      word.resize(5);
+    }
+    auto value = [&]() -> Result<std::string> {
+      if (attached) return *attached;
+      if (i + 1 >= argc) return InvalidArgument(word + " needs a value");
+      return std::string(argv[++i]);
+    };
+    if (word == "--help" || word == "-h") {
+      arguments.help = true;
+    } else if (word == "--dry-run") {
+      arguments.dry_run = true;
+    } else if (word == "--resume") {
+      arguments.resume = true;
+    } else if (word == "--set") {
+      ASSIGN_OR_RETURN(std::string assignment, value());
+      arguments.sets.push_back(std::move(assignment));
+    } else if (word == "--out") {
+      ASSIGN_OR_RETURN(arguments.out, value());
+    } else if (word.rfind("-", 0) == 0 && word != "-") {
+      return InvalidArgument("unknown option " + word + "; see --help");
+    } else if (arguments.job.empty()) {
+      arguments.job = word;
+    } else {
+      return InvalidArgument("one job at a time, got '" + arguments.job + "' and '" + word + "'");
+    }
+  }
+  return arguments;
+}
+
+struct Loaded {
+  Job job;
+  std::vector<ConfigEntry> entries;
+  std::string resolved;
+};
+
+Result<Loaded> LoadJob(const std::string& path, const std::vector<std::string>& sets) {
+  ASSIGN_OR_RETURN(Config config, Config::Load(path));
+  for (const std::string& set : sets) RETURN_IF_ERROR(config.Set(set));
+  ASSIGN_OR_RETURN(Job job, ReadJob(config));
+  return Loaded{std::move(job), config.entries(), config.ResolvedYaml()};
+}
+
+Machine ThisMachine() {
+  Machine machine;
+  machine.cores = CpuCount();
+  machine.memory_bytes = MemoryAvailableBytes();
+  for (engine::CpuPath path : engine::AvailableCpuPaths()) machine.cpu_paths.emplace_back(engine::CpuPathName(path));
+  return machine;
+}
+
+// The first value in which a job differs from the one of a run, or "".
+std::string FirstDifference(const std::string& stored, const std::string& now) {
+  const std::vector<std::string> a = Split(stored, '\n'), b = Split(now, '\n');
+  for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
+    const std::string left = i < a.size() ? a[i] : "", right = i < b.size() ? b[i] : "";
+    if (left != right) return "the run has `" + std::string(Trim(left)) + "`, this job `" + std::string(Trim(right)) + "`";
+  }
+  return "";
+}
+
+// Listening sockets keep their numbers in the roles; high ones are free there.
+Result<int> HighFd(Fd fd) {
+  const int high = fcntl(fd.get(), F_DUPFD_CLOEXEC, 200);
+  if (high < 0) return ErrnoStatus("fcntl", errno);
+  return high;
+}
+
+// Opens every listening socket of the run and describes its roles.
+Result<std::vector<RoleSpec>> OpenRoles(const Job& job, const sandbox::Janitor& janitor, RunState* state) {
+  std::vector<RoleSpec> roles;
+  auto add = [&](const std::string& role, const std::string& name, int index) -> Status {
+    RoleSpec spec{name, role, index, "", {}};
+    // The janitor's name is unique on the machine and new in each incarnation.
+    const std::string socket = janitor.job_id() + "-" + name;
+    ASSIGN_OR_RETURN(Fd listening, ListenAbstract(socket));
+    ASSIGN_OR_RETURN(const int fd, HighFd(std::move(listening)));
+    spec.address = "unix-abstract:" + socket;
+    spec.fds.emplace_back("control", fd);
+    state->endpoints[name] = spec.address;
+    roles.push_back(std::move(spec));
+    return Status::Ok();
+  };
+  RETURN_IF_ERROR(add("pool", "pool", 0));
+  RETURN_IF_ERROR(add("sandbox", "sandbox", 0));
+  for (int64_t i = 0; i < job.rollout.workers; ++i) RETURN_IF_ERROR(add("rollout", "rollout-" + std::to_string(i), static_cast<int>(i)));
+  RETURN_IF_ERROR(add("gateway", "gateway", 0));
+  RETURN_IF_ERROR(add("trainer", "trainer", 0));
+  RETURN_IF_ERROR(add("agents", "agents", 0));
+
+  ASSIGN_OR_RETURN(Fd agent_plane, ListenTcp(job.gateway.bind, job.gateway.port));
+  ASSIGN_OR_RETURN(const int port, BoundPort(agent_plane.get()));
+  ASSIGN_OR_RETURN(const int agent_fd, HighFd(std::move(agent_plane)));
+  // Sandboxes reach it through a relay on this machine, whatever it is bound to.
+  state->endpoints["agent_plane"] = (job.gateway.bind == "0.0.0.0" ? std::string("127.0.0.1") : job.gateway.bind) + ":" + std::to_string(port);
+  for (RoleSpec& role : roles) {
+    if (role.role == "gateway") role.fds.emplace_back("agent", agent_fd);
+    if (role.role == "sandbox") role.fds.emplace_back("janitor", janitor.service_fd());
+  }
+  return roles;
+}
+
+int Run(int argc, char** argv) {
+  auto arguments = ParseRunArguments(argc, argv);
+  if (!arguments.ok()) return Complain("run", arguments.status().message(), 2);
+  if (arguments->help) {
+    std::fputs(kRunUsage, stdout);
+    return 0;
+  }
+  if (arguments->resume && arguments->out.empty() && IsDirectory(arguments->job)) std::swap(arguments->out, arguments->job);
+  if (arguments->resume && arguments->out.empty()) return Complain("run", "--resume needs the run: --out DIR", 2);
+  if (!arguments->resume && arguments->job.empty()) return Complain("run", std::string("no job file\n") + kRunUsage, 2);
+  if (!arguments->resume && IsDirectory(arguments->job)) {
+    return Complain("run", arguments->job + ": a folder, not a job file; a run is continued with --resume", 2);
+  }
+
+  // The job, its plan, the folder: every refusal comes before anything is made.
+  if (arguments->resume && !Exists(arguments->out + "/job.yaml")) return Complain("run", arguments->out + ": no run to resume here", 2);
+  auto loaded = LoadJob(arguments->job.empty() ? arguments->out + "/job.yaml" : arguments->job, arguments->sets);
+  if (!loaded.ok()) return Complain("run", loaded.status().message(), 2);
+  const Job& job = loaded->job;
+  if (arguments->resume) {
+    auto stored = ReadFile(arguments->out + "/job.yaml");
+    if (!stored.ok()) return Complain("run", stored.status().message(), 2);
+    if (const std::string difference = FirstDifference(*stored, loaded->resolved); !difference.empty()) {
+      return Complain("run", "a resumed job must be the same: " + difference, 2);
+    }
+  }
+  auto model = PolicyConfig(job);
+  if (!model.ok()) return Complain("run", model.status().message(), 2);
+  auto plan = MakePlan(job, *model, ThisMachine());
+  if (!plan.ok()) return Complain("run", plan.status().message(), 2);
+  if (arguments->dry_run) {
+    std::printf("values\n%splan\n%s", PrintValues(loaded->entries).c_str(), PrintPlan(job, *plan).c_str());
+    return 0;
+  }
+  SystemClock& clock = SystemClock::Get();
+  RunFolder run(AbsolutePath(arguments->out.empty() ? DefaultRunPath(job.name, clock.WallS()) : arguments->out));
+  RunState state;
+  if (arguments->resume) {
+    if (Status s = run.Open(); !s.ok()) return Complain("run", s.message(), 2);
+    auto read = run.ReadState();
+    if (!read.ok()) return Complain("run", read.status().message(), 2);
+    state = *read;
+    if (state.phase == "done") {
+      std::printf("%s: done already\n", run.path().c_str());
+      return 0;
+    }
+    auto stored = ReadFile(run.File("plan.json"));
+    Status restored = stored.ok() ? RestorePlan(*stored, &*plan) : stored.status();
+    if (!restored.ok()) return Complain("run", restored.message(), 2);
+  } else if (Status s = run.CheckFresh(); !s.ok()) {
+    return Complain("run", s.message(), 2);
+  }
+
+  // The janitor before any thread, the sockets before the folder.
+  sandbox::JanitorOptions janitor_options;
+  janitor_options.cgroups = job.sandbox.cgroups;
+  auto janitor = sandbox::ForkJanitor(janitor_options);
+  if (!janitor.ok()) return Complain("run", janitor.status().message(), 1);
+  BlockSupervisorSignals();
+  auto roles = OpenRoles(job, *janitor, &state);
+  if (!roles.ok()) {
+    (void)janitor->Stop();
+    return Complain("run", roles.status().message(), 1);
+  }
+  auto prepare = [&]() -> Status {
+    if (!arguments->resume) {
+      RETURN_IF_ERROR(run.Create());
+      char* folder = getcwd(nullptr, 0);
+      state.working_folder = folder ? folder : "";
+      std::free(folder);
+      state.started_wall_s = clock.WallS();
+      RETURN_IF_ERROR(WriteFileAtomic(run.File("job.yaml"), loaded->resolved));
+      RETURN_IF_ERROR(WriteFileAtomic(run.File("plan.json"), PlanToJson(job, *plan)));
+      RETURN_IF_ERROR(WriteInitialModel(job, run.path()));
+    }
+    ++state.incarnation;
+    state.pid = getpid();
+    state.sandbox_job = janitor->job_id();
+    log::Init("supervisor", run.File("logs/supervisor.log"));
+    return Status::Ok();
+  };
+  if (Status s = prepare(); !s.ok()) {
+    (void)janitor->Stop();
+    return Complain("run", s.message(), 1);
+  }
+
+  const bool terminal = isatty(STDOUT_FILENO);
+  std::printf("%s -> %s\n%s", job.name.c_str(), run.path().c_str(), PrintPlan(job, *plan).c_str());
+  std::fflush(stdout);
+  JobEnd end;
+  {
+    Supervisor supervisor(job, *plan, run, state, *janitor, std::move(*roles), terminal);
+    end = supervisor.Run();
+  }
+  Status gone = janitor->Stop();
+  if (!gone.ok()) gone = janitor->RemoveLeftovers();
+  if (!gone.ok()) std::fprintf(stderr, "temper run: %s\n", gone.message().c_str());
+  const std::string summary = MakeSummary(job, *plan, run.path(), end);
+  if (Status s = WriteFileAtomic(run.File("summary.json"), summary); !s.ok()) {
+    return Complain("run", s.message(), 1);
+  }
+  std::fprintf(end.exit_code == 0 ? stdout : stderr, "%s: %s\n%s", end.phase.c_str(), end.reason.c_str(), summary.c_str());
+  return end.exit_code;
+}
+
+constexpr char kServeUsage[] = "usage: temper serve pool|sandbox|rollout|gateway|trainer|agents --run RUN [--index N]\nOne role of a run; `temper run` starts them.\n";
+
+int ServeCommand(int argc, char** argv) {
+  std::string role, run;
+  int64_t index = 0;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--help" || word == "-h") {
+      std::fputs(kServeUsage, stdout);
+      return 0;
+    }
+    if (word == "--run" && i + 1 < argc) run = argv[++i];
+    else if (word == "--index" && i + 1 < argc && ParseInt(argv[i + 1], &index)) ++i;
+    else if (role.empty() && word[0] != '-') role = word;
+    else return Complain("serve", "'" + word + "' is not understood\n" + kServeUsage, 2);
+  }
+  const std::vector<std::string> roles = {"pool", "sandbox", "rollout", "gateway", "trainer", "agents"};
+  if (std::find(roles.begin(), roles.end(), role) == roles.end() || run.empty()) return Complain("serve", kServeUsage, 2);
+  return ServeRole(role, run, static_cast<int>(index));
+}
+
+// What a job needs of the machine, one line each. Exit code 1 when something is missing.
+int Doctor(int argc, char** argv) {
+  if (argc > 2 || (argc == 2 && (std::string(argv[1]) == "--help" || std::string(argv[1]) == "-h"))) {
+    std::fputs("usage: temper doctor [JOB.yaml]\nChecks what a job needs of this machine.\n", argc > 2 ? stderr : stdout);
+    return argc > 2 ? 2 : 0;
+  }
+  bool good = true;
+  auto say = [&](bool ok, const std::string& what, const std::string& detail) {
+    std::printf("%-4s %-10s %s\n", ok ? "ok" : "FAIL", what.c_str(), detail.c_str());
+    good = good && ok;
+  };
+  const Machine machine = ThisMachine();
+  say(!machine.cpu_paths.empty(), "cpu", CpuModel() + ", " + std::to_string(machine.cores) + " cores, kernels: " + Join(machine.cpu_paths, ", "));
+  say(machine.memory_bytes > int64_t{1} << 30, "memory", FormatSize(machine.memory_bytes) + " free");
+  {
+    auto janitor = sandbox::ForkJanitor({});
+    Status gone = janitor.ok() ? janitor->Stop() : janitor.status();
+    say(gone.ok(), "sandbox", gone.ok() ? "namespaces and limits work" : gone.message());
+  }
+  if (argc == 2) {
+    auto loaded = LoadJob(argv[1], {});
+    if (!loaded.ok()) return Complain("doctor", loaded.status().message(), 2);
+    auto model = PolicyConfig(loaded->job);
+    auto plan = model.ok() ? MakePlan(loaded->job, *model, machine) : Result<Plan>(model.status());
+    say(plan.ok(), "job", plan.ok() ? "can run here" : plan.status().message());
+    if (plan.ok()) std::fputs(PrintPlan(loaded->job, *plan).c_str(), stdout);
+  }
+  return good ? 0 : 1;
+}
+
+}  // namespace
+
+const std::vector<Command>& Commands() {
+  static const std::vector<Command> kCommands = {
+      {"", "run", "train as a job file says", &Run},
+      {"", "serve", "one role of a run", &ServeCommand},
+      {"", "doctor", "check what a job needs of this machine", &Doctor},
+  };
+  return kCommands;
+}
+
+}  // namespace temper::job

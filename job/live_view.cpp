@@ -1,0 +1,97 @@
+#include "job/live_view.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace temper::job {
+namespace {
+
+std::string Duration(double seconds) {
+  const int64_t s = static_cast<int64_t>(seconds);
+  return s >= 3600 ? fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60) : fmt::format("{}:{:02}", s / 60, s % 60);
+}
+
+double Value(const std::map<std::string, double>& metrics, const std::string& name) {
+  auto it = metrics.find(name);
+  return it == metrics.end() ? 0 : it->second;
+}
+
+// Cuts after `width` columns; every code point we print is one column wide.
+std::string Cut(const std::string& text, size_t width) {
+  size_t columns = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if ((static_cast<unsigned char>(text[i]) & 0xc0) == 0x80) continue;
+    if (columns++ == width) return text.substr(0, i);
+  }
+  return text;
+}
+
+std::string Failures(const ViewState& view) {
+  std::string text;
+  for (const char* outcome : {"policy_failure", "truncated", "infra_failure", "aborted"}) {
+    const double count = Value(view.outcomes, outcome);
+    if (count > 0) text += fmt::format("{}{} {:.0f}", text.empty() ? "" : ", ", outcome, count);
+  }
+  if (view.restarts > 0) text += fmt::format("{}{} restarted", text.empty() ? "" : ", ", view.restarts);
+  return text.empty() ? "none" : text;
+}
+
+std::string Bound(const ViewState& view) {
+  return view.staleness_bound ? fmt::format("/{}", *view.staleness_bound) : "";
+}
+
+}  // namespace
+
+std::string Sparkline(const std::vector<double>& values, size_t width) {
+  static constexpr const char* kBars[] = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+  if (values.empty() || width == 0) return "";
+  const size_t first = values.size() > width ? values.size() - width : 0;
+  const auto [low, high] = std::minmax_element(values.begin() + static_cast<ptrdiff_t>(first), values.end());
+  std::string line;
+  for (size_t i = first; i < values.size(); ++i) {
+    const double height = *high > *low ? (values[i] - *low) / (*high - *low) : 0;
+    line += kBars[std::clamp(static_cast<int>(height * 8), 0, 7)];
+  }
+  return line;
+}
+
+std::vector<std::string> RenderPanel(const ViewState& view, size_t width) {
+  std::vector<std::string> lines;
+  auto add = [&](const std::string& text) { lines.push_back(Cut(text, width)); };
+  add(fmt::format("{}  {}  {}", view.name, view.phase, Duration(view.elapsed_s)));
+  if (view.history.empty()) {
+    if (view.warm_up_tokens_all > 0) {
+      add(fmt::format("warm-up   {:.0f} of {:.0f} tokens, loss {:.3f}", view.warm_up_tokens, view.warm_up_tokens_all, view.warm_up_loss));
+    }
+  } else {
+    std::vector<double> rewards;
+    for (const StepView& step : view.history) rewards.push_back(step.reward);
+    const StepView& last = view.history.back();
+    add(fmt::format("step      {} of {}", last.step, view.steps));
+    add(fmt::format("reward    {:.3f}  {}", last.reward, Sparkline(rewards, width > 40 ? width - 30 : 10)));
+    add(fmt::format("speed     sampling {:.0f} tokens/s, training {:.0f} tokens/s, trainer waited {:.1f} s", view.sample_tokens_per_s,
+                    last.train_tokens_per_s, last.wait_s));
+    add(fmt::format("staleness {}{} updates", last.staleness, Bound(view)));
+  }
+  add(fmt::format("window    {:.0f} ready, {:.0f} blocked, {:.0f} in flight of {:.0f} slots; {:.0f} attempts running", Value(view.pool, "ready"),
+                  Value(view.pool, "blocked"), Value(view.pool, "in_flight"), Value(view.pool, "slots"), view.attempts_running));
+  add("failures  " + Failures(view));
+  if (!view.evaluations.empty() || view.eval_tasks > view.eval_done) {
+    std::string text;
+    for (const auto& [version, rate] : view.evaluations) text += fmt::format("{}v{} {:.3f}", text.empty() ? "" : "  ", version, rate);
+    if (view.eval_tasks > view.eval_done) text += fmt::format("{}{:.0f} of {:.0f} judged", text.empty() ? "" : "  ", view.eval_done, view.eval_tasks);
+    add("held out  " + text);
+  }
+  for (size_t i = view.notes.size() > 4 ? view.notes.size() - 4 : 0; i < view.notes.size(); ++i) add("  " + view.notes[i]);
+  return lines;
+}
+
+std::string RenderStep(const ViewState& view, const StepView& step) {
+  return fmt::format("step {}/{} reward {:.3f} staleness {}{} sampling {:.0f} tok/s training {:.0f} tok/s waited {:.1f} s failures {} ({})", step.step,
+                     view.steps, step.reward, step.staleness, Bound(view), view.sample_tokens_per_s, step.train_tokens_per_s, step.wait_s,
+                     Failures(view), Duration(view.elapsed_s));
+}
+
+}  // namespace temper::job

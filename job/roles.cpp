@@ -1,0 +1,457 @@
+#include "job/roles.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <thread>
+
+#include "agents/client.h"
+#include "agents/demonstration_rows.h"
+#include "agents/server.h"
+#include "agents/terminal_tasks.h"
+#include "common/env.h"
+#include "common/json.h"
+#include "common/log.h"
+#include "common/rpc.h"
+#include "common/strings.h"
+#include "datapool/client.h"
+#include "datapool/server.h"
+#include "engine/engine.h"
+#include "engine/files/model_file.h"
+#include "gateway/client.h"
+#include "gateway/server.h"
+#include "job/initial_model.h"
+#include "job/job.h"
+#include "job/plan.h"
+#include "job/run_folder.h"
+#include "rollout/server.h"
+#include "sandbox/client.h"
+#include "sandbox/server.h"
+#include "trainer/loop.h"
+#include "verifiers/verifier.h"
+#include "weightsync/manifest.h"
+#include "weightsync/publisher.h"
+
+namespace temper::job {
+namespace {
+
+constexpr int kStoppedEarly = 3;
+constexpr int64_t kPublishDeadlineMs = 120000;
+
+// What a role knows of its run, and how it ends.
+class RoleContext {
+ public:
+  static Result<std::unique_ptr<RoleContext>> Load(const std::string& run_dir) {
+    auto context = std::make_unique<RoleContext>();
+    context->run_dir = run_dir;
+    ASSIGN_OR_RETURN(Config config, Config::Load(run_dir + "/job.yaml"));
+    ASSIGN_OR_RETURN(context->job, ReadJob(config));
+    ASSIGN_OR_RETURN(context->state, RunFolder(run_dir).ReadState());
+    ASSIGN_OR_RETURN(const std::string plan, ReadFile(run_dir + "/plan.json"));
+    RETURN_IF_ERROR(context->ReadPlan(plan));
+    if (const char* text = std::getenv("TEMPER_INCARNATION")) {
+      if (!ParseInt(text, &context->incarnation)) return InvalidArgument("TEMPER_INCARNATION is no number");
+    }
+    if (const char* table = std::getenv("TEMPER_SERVE_FDS")) {
+      for (const std::string& entry : Split(table, ',')) {
+        const size_t equals = entry.find('=');
+        int64_t fd = -1;
+        if (equals == std::string::npos || !ParseInt(entry.substr(equals + 1), &fd)) {
+          return InvalidArgument("TEMPER_SERVE_FDS: '" + entry + "' is not NAME=FD");
+        }
+        context->fds[entry.substr(0, equals)] = static_cast<int>(fd);
+      }
+    }
+    char path[4096];
+    const ssize_t n = readlink("/proc/self/exe", path, sizeof path);
+    context->build_dir = n > 0 ? DirName(std::string(path, static_cast<size_t>(n))) : ".";
+    return context;
+  }
+
+  Result<int> TakeFd(const std::string& name) {
+    auto it = fds.find(name);
+    if (it == fds.end()) return FailedPrecondition("no descriptor '" + name + "' was inherited: roles are started by `temper run`");
+    return it->second;
+  }
+  Result<std::string> Endpoint(const std::string& name) const {
+    auto it = state.endpoints.find(name);
+    if (it == state.endpoints.end()) return NotFound("state.json has no endpoint '" + name + "'");
+    return it->second;
+  }
+  std::string IncarnationName(const char* role) const { return std::string(role) + "-" + std::to_string(incarnation); }
+
+  // Ends the role soon; the first call counts. Any thread.
+  void End(int code, const std::string& reason) {
+    bool expected = false;
+    if (!ending_.compare_exchange_strong(expected, true)) return;
+    code_ = code;
+    reason_ = reason;
+    kill(getpid(), SIGUSR1);
+  }
+  std::function<void(const std::string&)> OnStop() {
+    return [this](const std::string& reason) { End(0, reason); };
+  }
+  std::function<void(const std::string&)> OnFatal() {
+    return [this](const std::string& reason) { End(1, reason); };
+  }
+  // Until SIGTERM, SIGINT or End. The main thread's.
+  int WaitForEnd() {
+    sigset_t set = Signals();
+    int signal = 0;
+    while (sigwait(&set, &signal) != 0) {
+    }
+    return signal == SIGUSR1 ? code_.load() : 0;
+  }
+  const std::string& reason() const { return reason_; }
+  bool ending() const { return ending_; }
+
+  static sigset_t Signals() {
+    sigset_t set;
+    sigemptyset(&set);
+    for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&set, signal);
+    return set;
+  }
+
+  std::string run_dir, build_dir;
+  Job job;
+  RunState state;
+  int64_t trainer_memory_bytes = 0, kv_memory_bytes = 0, concurrency = 0;
+  int64_t incarnation = 1;
+  std::map<std::string, int> fds;
+
+ private:
+  Status ReadPlan(const std::string& text) {
+    ASSIGN_OR_RETURN(const json::value value, ParseJson(text));
+    const JsonRef plan(value, "plan.json");
+    ASSIGN_OR_RETURN(const JsonRef memory, plan.Field("memory"));
+    ASSIGN_OR_RETURN(trainer_memory_bytes, memory.IntOr("trainer_bytes", 0));
+    ASSIGN_OR_RETURN(kv_memory_bytes, memory.IntOr("kv_bytes", 0));
+    ASSIGN_OR_RETURN(concurrency, plan.IntOr("concurrency", 32));
+    return Status::Ok();
+  }
+
+  std::atomic<bool> ending_{false};
+  std::atomic<int> code_{0};
+  std::string reason_;
+};
+
+Result<std::unique_ptr<agents::TaskSource>> MakeTasks(const Job& job, const TaskList& list) {
+  if (!list.jsonl.empty()) return agents::LoadJsonlTasks(list.jsonl);
+  return agents::MakeTerminalTasks(job.seed, list.count, list.held_out ? agents::Split::kHeldOut : agents::Split::kTrain);
+}
+
+// ---- one function a role: starts, waits, stops. A failed Status ends the job.
+
+Result<int> ServePool(RoleContext& context) {
+  datapool::ServerOptions options;
+  options.run = context.run_dir;
+  options.config = context.job.pool;
+  ASSIGN_OR_RETURN(const std::unique_ptr<agents::TaskSource> tasks, MakeTasks(context.job, context.job.tasks.train));
+  options.task_counts = {tasks->size()};
+  options.job_incarnation = std::to_string(context.state.incarnation);
+  ASSIGN_OR_RETURN(options.listen_fd, context.TakeFd("control"));
+  options.on_stop = context.OnStop();
+  datapool::Server server(std::move(options));
+  RETURN_IF_ERROR(server.Start());
+  const int code = context.WaitForEnd();
+  server.Stop();
+  return code;
+}
+
+Result<int> ServeSandbox(RoleContext& context) {
+  sandbox::ServerOptions options;
+  ASSIGN_OR_RETURN(options.listen_fd, context.TakeFd("control"));
+  ASSIGN_OR_RETURN(options.service.janitor_fd, context.TakeFd("janitor"));
+  ASSIGN_OR_RETURN(options.service.gateway_address, context.Endpoint("agent_plane"));
+  options.on_stop = context.OnStop();
+  sandbox::Server server(options);
+  RETURN_IF_ERROR(server.Start());
+  const int code = context.WaitForEnd();
+  server.Stop();
+  return code;
+}
+
+Result<int> ServeRollout(RoleContext& context, int index) {
+  const Job& job = context.job;
+  rollout::ServerOptions options;
+  options.worker.cpu = job.cpu;
+  options.worker.threads = static_cast<int>(job.rollout.threads.value_or(0));
+  options.worker.max_batch = static_cast<int>(job.rollout.max_batch);
+  options.worker.kv_bytes = static_cast<uint64_t>(context.kv_memory_bytes);
+  options.worker.in_flight = job.weightsync.span ? engine::InFlight::kSpan : engine::InFlight::kRetract;
+  ASSIGN_OR_RETURN(options.listen_fd, context.TakeFd("control"));
+  ASSIGN_OR_RETURN(options.publisher_address, context.Endpoint("trainer"));
+  options.name = "rollout-" + std::to_string(index);
+  options.incarnation = static_cast<uint64_t>(context.incarnation);
+  options.on_stop = context.OnStop();
+  rollout::Server server(std::move(options));
+  RETURN_IF_ERROR(server.Start());
+  const int code = context.WaitForEnd();
+  server.Stop();
+  return code;
+}
+
+Result<int> ServeGateway(RoleContext& context) {
+  gateway::ServerOptions options;
+  options.log_dir = context.run_dir + "/gateway";
+  ASSIGN_OR_RETURN(options.agent_fd, context.TakeFd("agent"));
+  ASSIGN_OR_RETURN(options.control_fd, context.TakeFd("control"));
+  for (int64_t i = 0; i < context.job.rollout.workers; ++i) {
+    ASSIGN_OR_RETURN(const std::string worker, context.Endpoint("rollout-" + std::to_string(i)));
+    options.workers.push_back(worker);
+  }
+  options.model_path = PolicyPath(context.job, context.run_dir);
+  options.on_stop = context.OnStop();
+  gateway::Server server(std::move(options));
+  RETURN_IF_ERROR(server.Start());
+  const int code = context.WaitForEnd();
+  server.Stop();
+  return code;
+}
+
+// Hands the trainer's new weights to the workers.
+class PublishedWeights final : public trainer::WeightSink {
+ public:
+  explicit PublishedWeights(weightsync::Publisher* publisher) : publisher_(publisher) {}
+  Result<std::span<std::byte>> Begin() override { return publisher_->Begin(); }
+  Status Publish(int64_t step, const engine::Digest& digest, const std::function<bool()>&) override {
+    // Stopping the publisher ends the wait, so `stopped` needs no polling here.
+    auto report = publisher_->Publish(step, digest, kPublishDeadlineMs);
+    if (!report.ok()) return report.status().WithContext("weight sync");
+    log::Info("weights served", {{"step", step}, {"workers", report->workers}, {"ms", report->wall_ms}});
+    return Status::Ok();
+  }
+
+ private:
+  weightsync::Publisher* const publisher_;
+};
+
+trainer::AdamWOptions MakeOptimizer(const Job& job) {
+  trainer::AdamWOptions options;
+  options.lr = job.optimizer.lr;
+  options.beta1 = job.optimizer.beta1;
+  options.beta2 = job.optimizer.beta2;
+  options.eps = job.optimizer.eps;
+  options.weight_decay = job.optimizer.weight_decay;
+  options.clip_norm = job.optimizer.clip_norm;
+  options.warmup_steps = job.optimizer.warmup_steps;
+  options.total_steps = job.trainer.steps;
+  options.schedule = job.optimizer.schedule == "linear"   ? trainer::Schedule::kLinear
+                     : job.optimizer.schedule == "cosine" ? trainer::Schedule::kCosine
+                                                          : trainer::Schedule::kConstant;
+  return options;
+}
+
+Result<int> ServeTrainer(RoleContext& context) {
+  const Job& job = context.job;
+  ASSIGN_OR_RETURN(const engine::Profile profile, engine::ParseProfile(job.numerics));
+  ASSIGN_OR_RETURN(const engine::CpuPath cpu, engine::ParseCpuPath(job.cpu));
+  ASSIGN_OR_RETURN(const std::unique_ptr<engine::Engine> engine, engine::Engine::Create({cpu, 0}));
+  ASSIGN_OR_RETURN(const engine::ModelFile model, engine::LoadModel(PolicyPath(job, context.run_dir)));
+  ASSIGN_OR_RETURN(const text::TextModel text, text::LoadTextModel(model.text));
+
+  trainer::TrainerOptions options;
+  options.run_dir = context.run_dir;
+  options.incarnation = context.IncarnationName("trainer");
+  options.seed = job.seed;
+  options.profile = profile;
+  options.algorithm = job.algorithm;
+  options.optimizer = MakeOptimizer(job);
+  options.steps = job.trainer.steps;
+  options.checkpoint_every = job.trainer.checkpoint_every;
+  options.keep = static_cast<int>(job.trainer.keep);
+  options.memory_bytes = context.trainer_memory_bytes;
+  options.tree = job.trainer.tree;
+  options.prove_tree = job.trainer.prove_tree;
+  options.permute_rewards = job.trainer.permute_rewards;
+  options.eval_every = job.eval.every;
+  options.evaluate = job.tasks.eval.has_value();
+  if (job.trainer.sft) {
+    trainer::SftOptions sft;
+    sft.tokens = job.trainer.sft->tokens;
+    sft.batch_tokens = job.trainer.sft->batch_tokens;
+    sft.warmup_fraction = job.trainer.sft->warmup_fraction;
+    sft.optimizer = options.optimizer;
+    sft.optimizer.lr = job.trainer.sft->lr;
+    sft.optimizer.schedule = trainer::Schedule::kLinear;
+    options.sft = sft;
+  }
+
+  weightsync::PublisherOptions publishing;
+  publishing.manifest = weightsync::MakeManifest(model.config, profile);
+  publishing.epoch = static_cast<uint64_t>(context.incarnation);
+  publishing.expected_workers = static_cast<int>(job.rollout.workers);
+  ASSIGN_OR_RETURN(const std::unique_ptr<weightsync::Publisher> publisher, weightsync::Publisher::Create(publishing));
+  PublishedWeights weights(publisher.get());
+
+  ASSIGN_OR_RETURN(const std::string pool_address, context.Endpoint("pool"));
+  ASSIGN_OR_RETURN(const std::string agents_address, context.Endpoint("agents"));
+  const std::unique_ptr<datapool::DataPool> pool = datapool::ConnectDataPool(pool_address);
+  const std::unique_ptr<agents::Agents> agents = agents::ConnectAgents(agents_address);
+
+  Metrics metrics;
+  std::atomic<bool> stopped{false};
+  trainer::TrainerDoors doors{
+      .engine = *engine,
+      .pool = *pool,
+      .weights = weights,
+      .metrics = metrics,
+      .clock = SystemClock::Get(),
+      .evaluator = [&](int64_t evaluation, int64_t version) -> Result<trainer::Evaluation> {
+        ASSIGN_OR_RETURN(agents::EvaluationReport report, agents->Evaluate(evaluation, version));
+        trainer::Evaluation result;
+        result.pass_rate = report.pass_rate;
+        for (const auto& [family, score] : report.families) {
+          result.families[family] = score.tasks > 0 ? score.passed / static_cast<double>(score.tasks) : 0;
+        }
+        result.probe = std::move(report.probe);
+        return result;
+      },
+      .sft_source = [&](int64_t index) -> Result<trainer::SftRow> {
+        const agents::Demonstration demonstration = agents::TerminalDemonstration(job.seed, index, job.trainer.sft->poor_fraction);
+        ASSIGN_OR_RETURN(agents::DemonstrationRow row, agents::ToRow(demonstration, text));
+        return trainer::SftRow{std::move(row.ids), std::move(row.mask)};
+      },
+      .stopped = stopped,
+  };
+
+  ASSIGN_OR_RETURN(const int control, context.TakeFd("control"));
+  RpcServer rpc{Fd(control)};
+  rpc.Register(publisher->service());
+  rpc.RegisterRole("trainer", &metrics, context.OnStop());
+  RETURN_IF_ERROR(rpc.Start());
+  Status trained;
+  std::thread training([&] {
+    trained = trainer::RunTraining(options, model.params, model.text, doors);
+    if (trained.ok()) context.End(0, "done");
+    else if (trained.code() == StatusCode::kCancelled) context.End(kStoppedEarly, trained.message());
+    else context.End(1, trained.message());
+  });
+  int code = context.WaitForEnd();
+  stopped = true;
+  publisher->Stop();
+  training.join();
+  rpc.Stop();
+  // A signal that came first: the loop's own answer counts, so that a finished job is not taken for a stopped one.
+  if (trained.ok()) code = 0;
+  else if (code == 0) code = kStoppedEarly;
+  return code;
+}
+
+Result<std::unique_ptr<verifiers::Verifier>> MakeVerifier(const RoleContext& context, sandbox::SandboxService* service) {
+  const Job& job = context.job;
+  if (job.verifier.kind == "builtin") return verifiers::MakeBuiltinVerifier(job.verifier.name);
+  // Inside, the programs of {build} lie in one fixed folder, each mounted by itself.
+  constexpr char kBuildInside[] = "/opt/temper";
+  verifiers::CommandOptions options;
+  options.name = job.verifier.name;
+  options.timeout_s = job.verifier.timeout_s;
+  options.limits = job.sandbox.limits;
+  options.limits.wall_s = job.verifier.timeout_s;
+  options.rootfs = job.sandbox.rootfs;
+  options.mounts = job.sandbox.mounts;
+  constexpr std::string_view kBuild = "{build}/";
+  for (std::string word : job.verifier.command) {
+    if (word.rfind(kBuild, 0) == 0) {
+      const std::string program = word.substr(kBuild.size());
+      options.mounts.push_back({context.build_dir + "/" + program, std::string(kBuildInside) + "/" + program});
+      word = std::string(kBuildInside) + "/" + program;
+    }
+    options.command.push_back(word);
+  }
+  return verifiers::MakeCommandVerifier(options, service);
+}
+
+Result<int> ServeAgents(RoleContext& context) {
+  const Job& job = context.job;
+  ASSIGN_OR_RETURN(const std::string pool_address, context.Endpoint("pool"));
+  ASSIGN_OR_RETURN(const std::string gateway_address, context.Endpoint("gateway"));
+  ASSIGN_OR_RETURN(const std::string sandbox_address, context.Endpoint("sandbox"));
+  const std::unique_ptr<datapool::DataPool> pool = datapool::ConnectDataPool(pool_address);
+  const std::unique_ptr<gateway::GatewayControl> gateway = gateway::NewGatewayClient(gateway_address);
+  const std::unique_ptr<sandbox::SandboxService> sandbox = sandbox::ConnectSandboxService(sandbox_address);
+  ASSIGN_OR_RETURN(const std::unique_ptr<agents::TaskSource> train, MakeTasks(job, job.tasks.train));
+  std::unique_ptr<agents::TaskSource> eval;
+  if (job.tasks.eval) {
+    ASSIGN_OR_RETURN(eval, MakeTasks(job, *job.tasks.eval));
+  }
+  ASSIGN_OR_RETURN(const std::unique_ptr<verifiers::Verifier> verifier, MakeVerifier(context, sandbox.get()));
+
+  agents::ServerOptions options;
+  agents::ScaffoldOptions& scaffold = options.attempt.scaffold;
+  scaffold.name = job.scaffold.name;
+  scaffold.kind = job.scaffold.kind;
+  scaffold.command = job.scaffold.command;
+  scaffold.host = job.scaffold.host;
+  scaffold.max_turns = job.scaffold.max_turns;
+  scaffold.timeout_s = job.scaffold.timeout_s;
+  scaffold.exit_is_policy = job.scaffold.exit_is_policy;
+  scaffold.build_dir = context.build_dir;
+  scaffold.run_dir = context.run_dir;
+  options.attempt.sampling.temperature = static_cast<float>(job.sampling.temperature);
+  options.attempt.sampling.max_tokens = static_cast<uint32_t>(job.sampling.max_tokens);
+  options.attempt.eval_temperature = static_cast<float>(job.eval.temperature);
+  options.attempt.seed = job.seed;
+  options.attempt.limits = job.sandbox.limits;
+  options.attempt.rootfs = job.sandbox.rootfs;
+  options.attempt.mounts = job.sandbox.mounts;
+  options.attempt.failure_reward = job.verifier.failure_reward;
+  options.concurrency = static_cast<int>(context.concurrency);
+  options.group_size = job.pool.G;
+  options.run_dir = context.run_dir;
+  options.incarnation = context.IncarnationName("agents");
+  ASSIGN_OR_RETURN(options.control_fd, context.TakeFd("control"));
+  options.on_fatal = context.OnFatal();
+  options.on_stop = context.OnStop();
+  ASSIGN_OR_RETURN(const std::unique_ptr<agents::Scaffold> player, agents::MakeScaffold(scaffold));
+
+  agents::ServerParts parts;
+  parts.train = train.get();
+  parts.eval = eval.get();
+  parts.scaffold = player.get();
+  parts.pool = pool.get();
+  parts.gateway = gateway.get();
+  parts.sandbox = sandbox.get();
+  parts.verifier = verifier.get();
+  agents::Server server(options, parts);
+  RETURN_IF_ERROR(server.Start());
+  const int code = context.WaitForEnd();
+  server.Stop();
+  return code;
+}
+
+Result<int> Serve(const std::string& role, int index, RoleContext& context) {
+  if (role == "pool") return ServePool(context);
+  if (role == "sandbox") return ServeSandbox(context);
+  if (role == "rollout") return ServeRollout(context, index);
+  if (role == "gateway") return ServeGateway(context);
+  if (role == "trainer") return ServeTrainer(context);
+  return ServeAgents(context);
+}
+
+}  // namespace
+
+int ServeRole(const std::string& role, const std::string& run_dir, int index) {
+  const sigset_t set = RoleContext::Signals();
+  sigprocmask(SIG_BLOCK, &set, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  const std::string name = role == "rollout" ? "rollout-" + std::to_string(index) : role;
+  log::Init(name);
+  auto context = RoleContext::Load(run_dir);
+  Result<int> code = context.ok() ? Serve(role, index, **context) : Result<int>(context.status());
+  const std::string reason = !code.ok() ? code.status().message() : context.ok() ? (*context)->reason() : "";
+  const int exit_code = code.ok() ? *code : 1;
+  if (exit_code == 1) {
+    log::Error("failed", {{"reason", reason}});
+    if (Status s = WriteFile(run_dir + "/logs/" + name + ".error", reason + "\n"); !s.ok()) log::Error("reason not written", {{"error", s.ToString()}});
+  }
+  return exit_code;
+}
+
+}  // namespace temper::job

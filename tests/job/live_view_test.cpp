@@ -1,0 +1,64 @@
+#include "job/live_view.h"
+
+#include <gtest/gtest.h>
+
+namespace temper::job {
+namespace {
+
+ViewState Sample() {
+  ViewState view;
+  view.name = "quickstart";
+  view.phase = "training";
+  view.elapsed_s = 3725;
+  view.steps = 60;
+  view.staleness_bound = 2;
+  for (int i = 1; i <= 100; ++i) view.history.push_back({i, 0.01 * i, 1, 8000, 0.5});
+  view.sample_tokens_per_s = 5400;
+  view.pool = {{"ready", 3}, {"slots", 32}, {"in_flight", 30}};
+  view.outcomes = {{"scored", 500}, {"infra_failure", 2}};
+  view.evaluations = {{0, 0.45}};
+  return view;
+}
+
+size_t Columns(const std::string& text) {
+  size_t n = 0;
+  for (unsigned char c : text) n += (c & 0xc0) != 0x80;
+  return n;
+}
+
+// A line longer than the terminal wraps, and the panel then leaves rubbish behind when it is redrawn.
+TEST(LiveView, LinesFitTheTerminal) {
+  for (size_t width : {20u, 40u, 80u, 200u}) {
+    for (const std::string& line : RenderPanel(Sample(), width)) EXPECT_LE(Columns(line), width) << line;
+  }
+  EXPECT_FALSE(RenderPanel(ViewState{}, 80).empty());
+}
+
+// What went wrong must be visible, what went well must not look like a failure.
+TEST(LiveView, ShowsFailures) {
+  std::string all;
+  for (const std::string& line : RenderPanel(Sample(), 120)) all += line + "\n";
+  EXPECT_NE(all.find("infra_failure 2"), std::string::npos) << all;
+  EXPECT_EQ(all.find("scored 500"), std::string::npos);
+  EXPECT_NE(all.find("1/2 updates"), std::string::npos);
+  EXPECT_NE(all.find("1:02:05"), std::string::npos);
+  EXPECT_NE(all.find("v0 0.450"), std::string::npos);
+}
+
+// A curve of equal values has no range to divide by.
+TEST(LiveView, Sparklines) {
+  EXPECT_EQ(Sparkline({}, 10), "");
+  EXPECT_EQ(Sparkline({1, 1, 1}, 10), "▁▁▁");
+  EXPECT_EQ(Sparkline({0, 1}, 10), "▁█");
+  EXPECT_EQ(Sparkline({9, 0, 1}, 2), "▁█");
+}
+
+// Scripts read the plain lines.
+TEST(LiveView, PlainLine) {
+  const ViewState view = Sample();
+  EXPECT_EQ(RenderStep(view, {12, 0.5, 1, 8000, 0.25}),
+            "step 12/60 reward 0.500 staleness 1/2 sampling 5400 tok/s training 8000 tok/s waited 0.2 s failures infra_failure 2 (1:02:05)");
+}
+
+}  // namespace
+}  // namespace temper::job
