@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -43,11 +44,11 @@ struct Chunk {
 // kDeadlineExceeded, kUnavailable (the worker died: what was drawn is lost, the caller may repeat with the same key),
 // kInvalidArgument or kResourceExhausted.
 struct Callbacks {
-  std::function<void(const Chunk&)> on_chunk;
-  std::function<void(const Status&)> on_done;
+  std::function<void(const Chunk&)> on_chunk{};
+  std::function<void(const Status&)> on_done{};
 };
 
-// A running request. Destroying it cancels it and waits until no callback runs any more.
+// A running request. Destroying it cancels it and waits for a callback that is running; afterwards none is called, on_done neither.
 class Call {
  public:
   virtual ~Call() = default;
@@ -65,8 +66,8 @@ class RolloutClient {
 // it does, within its deadline.
 std::unique_ptr<RolloutClient> ConnectRollout(const std::string& address);
 
-// Several workers as one: a call goes to the worker that ran the longest prefix of the same `affinity` (the seed, domain, a, b of
-// the key: one rollout stays on one worker, where its prefix is cached), else to the one with the fewest running calls.
+// Several workers as one. All calls of one (seed, domain, a, b) of the key, that is, of one rollout, go to one worker, where its
+// prefix is cached; a new one goes to the worker with the fewest calls running.
 std::unique_ptr<RolloutClient> SpreadRollout(std::vector<std::unique_ptr<RolloutClient>> workers);
 
 // Collects a whole call: blocks until done. For tests, evaluation probes and tools.

@@ -6,11 +6,12 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "common/metrics.h"
 #include "common/status.h"
 #include "engine/decode/decoder.h"
 #include "engine/decode/types.h"
@@ -25,7 +26,8 @@ struct WorkerOptions {
   int threads = 0;                   // 0 = the cores of the machine
   int max_batch = 64;
   int queue_max = 4096;              // requests waiting or running; beyond: kResourceExhausted
-  uint64_t kv_bytes = 0;             // memory for keys and values; 0 = enough for max_batch full sequences, at most 1 GiB
+  uint64_t kv_bytes = 0;             // memory for keys and values; 0 = twice max_batch full sequences, at most 1 GiB
+  int chunk_tokens = 256;            // prompt tokens in one engine step
   engine::InFlight in_flight = engine::InFlight::kRetract;
 };
 
@@ -43,9 +45,12 @@ class WeightSource {
   virtual void Swapped(const engine::Version& version) = 0;
   // False: do not run a step now (fenced until the publisher has been heard again).
   virtual bool MayServe() = 0;
-  // `wake` is called from any thread when one of the answers above has changed.
+  // `wake` is called from any thread when one of the answers above has changed; an empty one ends that, and none runs afterwards.
   virtual void SetWake(std::function<void()> wake) = 0;
 };
+
+// Weights that never change; there at once.
+std::unique_ptr<WeightSource> FixedWeights(engine::ComputeWeights weights, const engine::Version& version);
 
 class Worker : public RolloutClient {
  public:
@@ -58,14 +63,17 @@ class Worker : public RolloutClient {
   // Ends every call with kUnavailable, joins the engine thread. Idempotent.
   void Stop();
 
-  // tokens_sampled, prefill_tokens, prompt_tokens, cached_tokens, steps, batch_mean, tokens_per_s, running, waiting,
-  // version_epoch, version_step, swaps, free_pages, total_pages.
-  std::map<std::string, double> Metrics() const;
+  // Looks at the source now instead of at the next event. Any thread.
+  void Wake();
+
+  // tokens_sampled, prefill_tokens, prompt_tokens, cached_tokens, cache_hit, steps, batch_mean, tokens_per_s, running, waiting,
+  // version_epoch, version_step, swaps, preemptions, free_pages, total_pages, refused; updated a few times a second.
+  const temper::Metrics& metrics() const;
 
  private:
   struct State;
-  explicit Worker(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  explicit Worker(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;  // shared with calls that outlive the worker
 };
 
 }  // namespace temper::rollout

@@ -94,8 +94,8 @@ struct Decoder::State {
       std::vector<int32_t> path = cache.Match(version, s->tokens);
       // Room for everything known plus one token, and one page of growth for each sequence that runs already.
       int need = PagesFor(static_cast<int64_t>(s->tokens.size()) + 1) - static_cast<int>(path.size());
-      int spare = running.empty() ? 0 : static_cast<int>(running.size());
-      bool fits = cache.available_pages() >= need + spare;
+      // Alone it is always let in: should it fill the pool, it ends there.
+      bool fits = running.empty() || cache.available_pages() >= need + static_cast<int>(running.size());
       bool wait = fits && PrefixIsComing(*s, path.size());
       if (!fits || wait) {
         for (size_t p = path.size(); p-- > 0;) cache.Release(path[p]);

@@ -57,7 +57,7 @@ TEST(Sampler, DrawsTheTruncatedDistribution) {
       auto logits = RandomLogits(rng, vocab, 2.0f);
       float lse = LogSumExp(logits);
       auto expected = Expected(logits, s);
-      const int draws = 20000;
+      const int draws = 5000;
       std::map<int, int> seen;
       for (int i = 0; i < draws; ++i) {
         Draw d = sampler.Sample(logits, lse, s, (i + 0.5) / draws);  // stratified: frequencies are exact up to 1/draws a token

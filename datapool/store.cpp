@@ -1,0 +1,131 @@
+#include "datapool/store.h"
+
+#include <rocksdb/db.h>
+#include <rocksdb/env.h>
+#include <rocksdb/write_batch.h>
+
+#include <map>
+#include <mutex>
+
+#include "common/file.h"
+#include "datapool/rocks_status.h"
+#include "datapool/store_keys.h"
+
+namespace temper::datapool {
+namespace {
+
+class MemoryStore final : public Store {
+ public:
+  Status Write(const StoreWrite& write, bool) override {
+    std::lock_guard lock(mutex_);
+    if (!write.state.empty()) state_ = write.state;
+    for (const auto& [id, bytes] : write.trajectories) trajectories_[id] = bytes;
+    for (const auto& [seq, line] : write.ledger) ledger_[seq] = line;
+    ledger_.erase(ledger_.begin(), ledger_.upper_bound(write.drop_ledger_to));
+    return Status::Ok();
+  }
+  Result<std::optional<std::string>> State() override {
+    std::lock_guard lock(mutex_);
+    return state_;
+  }
+  Result<std::vector<std::pair<int64_t, std::string>>> Ledger() override {
+    std::lock_guard lock(mutex_);
+    return std::vector<std::pair<int64_t, std::string>>(ledger_.begin(), ledger_.end());
+  }
+  Result<std::string> Trajectory(const AttemptId& id) override {
+    std::lock_guard lock(mutex_);
+    auto it = trajectories_.find(id);
+    if (it == trajectories_.end()) return NotFound("no such trajectory");
+    return it->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::optional<std::string> state_;
+  std::map<AttemptId, std::string> trajectories_;
+  std::map<int64_t, std::string> ledger_;
+};
+
+class RocksStore final : public Store {
+ public:
+  explicit RocksStore(std::unique_ptr<rocksdb::DB> db) : db_(std::move(db)) {}
+
+  Status Write(const StoreWrite& write, bool sync) override {
+    rocksdb::WriteBatch batch;
+    rocksdb::Status s;
+    auto put = [&](const std::string& key, const std::string& value) {
+      if (s.ok()) s = batch.Put(key, value);
+    };
+    if (!write.state.empty()) put(kStateKey, write.state);
+    for (const auto& [id, bytes] : write.trajectories) put(TrajectoryKey(id), bytes);
+    for (const auto& [seq, line] : write.ledger) put(LedgerKey(seq), line);
+    for (int64_t seq = dropped_ + 1; seq <= write.drop_ledger_to; ++seq) {
+      if (s.ok()) s = batch.Delete(LedgerKey(seq));
+    }
+    rocksdb::WriteOptions options;
+    options.sync = sync;
+    if (s.ok()) s = db_->Write(options, &batch);
+    if (s.ok()) dropped_ = std::max(dropped_, write.drop_ledger_to);
+    return FromRocks(s, "pool store");
+  }
+
+  Result<std::optional<std::string>> State() override {
+    std::string value;
+    rocksdb::Status s = db_->Get({}, kStateKey, &value);
+    if (s.IsNotFound()) return std::optional<std::string>();
+    RETURN_IF_ERROR(FromRocks(s, "pool store"));
+    return std::optional<std::string>(std::move(value));
+  }
+
+  Result<std::vector<std::pair<int64_t, std::string>>> Ledger() override {
+    std::vector<std::pair<int64_t, std::string>> out;
+    std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator({}));
+    for (it->Seek("l"); it->Valid() && it->key().starts_with("l"); it->Next()) {
+      rocksdb::Slice key = it->key();
+      key.remove_prefix(1);
+      out.emplace_back(static_cast<int64_t>(GetBig({key.data(), key.size()})), it->value().ToString());
+    }
+    RETURN_IF_ERROR(FromRocks(it->status(), "pool store"));
+    if (!out.empty()) dropped_ = out.front().first - 1;
+    return out;
+  }
+
+  Result<std::string> Trajectory(const AttemptId& id) override {
+    std::string value;
+    RETURN_IF_ERROR(FromRocks(db_->Get({}, TrajectoryKey(id), &value), "pool store"));
+    return value;
+  }
+
+ private:
+  std::unique_ptr<rocksdb::DB> db_;
+  int64_t dropped_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Store> MakeMemoryStore() { return std::make_unique<MemoryStore>(); }
+
+Result<std::unique_ptr<Store>> OpenRocksStore(const std::string& path) {
+  RETURN_IF_ERROR(MakeDirs(path));
+  rocksdb::Options options;
+  options.create_if_missing = true;
+  // The trainer and the worker share the cores: one thread for compaction, one for flushes.
+  options.env->SetBackgroundThreads(1, rocksdb::Env::LOW);
+  options.env->SetBackgroundThreads(1, rocksdb::Env::HIGH);
+  options.max_background_jobs = 2;
+  options.max_subcompactions = 1;
+  options.max_file_opening_threads = 1;
+  options.write_buffer_size = 16 << 20;
+  options.max_total_wal_size = 64 << 20;
+  options.max_open_files = 128;
+  options.keep_log_file_num = 2;
+  options.info_log_level = rocksdb::WARN_LEVEL;
+  options.stats_dump_period_sec = 0;
+  options.stats_persist_period_sec = 0;
+  rocksdb::DB* db = nullptr;
+  rocksdb::Status s = rocksdb::DB::Open(options, path, &db);
+  if (!s.ok()) return FromRocks(s, path);
+  return std::unique_ptr<Store>(new RocksStore(std::unique_ptr<rocksdb::DB>(db)));
+}
+
+}  // namespace temper::datapool
