@@ -15,14 +15,12 @@
 #include "agents/demonstration_rows.h"
 #include "agents/server.h"
 #include "agents/terminal_tasks.h"
-#include "common/env.h"
 #include "common/json.h"
 #include "common/log.h"
 #include "common/rpc.h"
 #include "common/strings.h"
 #include "datapool/client.h"
 #include "datapool/server.h"
-#include "engine/engine.h"
 #include "engine/files/model_file.h"
 #include "gateway/client.h"
 #include "gateway/server.h"
@@ -33,16 +31,13 @@
 #include "rollout/server.h"
 #include "sandbox/client.h"
 #include "sandbox/server.h"
-#include "trainer/loop.h"
+#include "trainer/server.h"
 #include "verifiers/verifier.h"
-#include "weightsync/manifest.h"
-#include "weightsync/publisher.h"
 
 namespace temper::job {
 namespace {
 
 constexpr int kStoppedEarly = 3;
-constexpr int64_t kPublishDeadlineMs = 120000;
 
 // What a role knows of its run, and how it ends.
 class RoleContext {
@@ -215,23 +210,6 @@ Result<int> ServeGateway(RoleContext& context) {
   return code;
 }
 
-// Hands the trainer's new weights to the workers.
-class PublishedWeights final : public trainer::WeightSink {
- public:
-  explicit PublishedWeights(weightsync::Publisher* publisher) : publisher_(publisher) {}
-  Result<std::span<std::byte>> Begin() override { return publisher_->Begin(); }
-  Status Publish(int64_t step, const engine::Digest& digest, const std::function<bool()>&) override {
-    // Stopping the publisher ends the wait, so `stopped` needs no polling here.
-    auto report = publisher_->Publish(step, digest, kPublishDeadlineMs);
-    if (!report.ok()) return report.status().WithContext("weight sync");
-    log::Info("weights served", {{"step", step}, {"workers", report->workers}, {"ms", report->wall_ms}});
-    return Status::Ok();
-  }
-
- private:
-  weightsync::Publisher* const publisher_;
-};
-
 trainer::AdamWOptions MakeOptimizer(const Job& job) {
   trainer::AdamWOptions options;
   options.lr = job.optimizer.lr;
@@ -250,95 +228,71 @@ trainer::AdamWOptions MakeOptimizer(const Job& job) {
 
 Result<int> ServeTrainer(RoleContext& context) {
   const Job& job = context.job;
-  ASSIGN_OR_RETURN(const engine::Profile profile, engine::ParseProfile(job.numerics));
-  ASSIGN_OR_RETURN(const engine::CpuPath cpu, engine::ParseCpuPath(job.cpu));
-  ASSIGN_OR_RETURN(const std::unique_ptr<engine::Engine> engine, engine::Engine::Create({cpu, 0}));
-  ASSIGN_OR_RETURN(const engine::ModelFile model, engine::LoadModel(PolicyPath(job, context.run_dir)));
+  ASSIGN_OR_RETURN(engine::ModelFile model, engine::LoadModel(PolicyPath(job, context.run_dir)));
   ASSIGN_OR_RETURN(const text::TextModel text, text::LoadTextModel(model.text));
+  ASSIGN_OR_RETURN(const std::string agents_address, context.Endpoint("agents"));
+  const std::unique_ptr<agents::Agents> agents = agents::ConnectAgents(agents_address);
 
-  trainer::TrainerOptions options;
-  options.run_dir = context.run_dir;
-  options.incarnation = context.IncarnationName("trainer");
-  options.seed = job.seed;
-  options.profile = profile;
-  options.algorithm = job.algorithm;
-  options.optimizer = MakeOptimizer(job);
-  options.steps = job.trainer.steps;
-  options.checkpoint_every = job.trainer.checkpoint_every;
-  options.keep = static_cast<int>(job.trainer.keep);
-  options.memory_bytes = context.trainer_memory_bytes;
-  options.tree = job.trainer.tree;
-  options.prove_tree = job.trainer.prove_tree;
-  options.permute_rewards = job.trainer.permute_rewards;
-  options.eval_every = job.eval.every;
-  options.evaluate = job.tasks.eval.has_value();
+  trainer::ServerOptions options;
+  trainer::TrainerOptions& training = options.trainer;
+  training.run_dir = context.run_dir;
+  training.incarnation = context.IncarnationName("trainer");
+  training.seed = job.seed;
+  ASSIGN_OR_RETURN(training.profile, engine::ParseProfile(job.numerics));
+  training.algorithm = job.algorithm;
+  training.optimizer = MakeOptimizer(job);
+  training.steps = job.trainer.steps;
+  training.checkpoint_every = job.trainer.checkpoint_every;
+  training.keep = static_cast<int>(job.trainer.keep);
+  training.memory_bytes = context.trainer_memory_bytes;
+  training.tree = job.trainer.tree;
+  training.prove_tree = job.trainer.prove_tree;
+  training.permute_rewards = job.trainer.permute_rewards;
+  training.eval_every = job.eval.every;
+  training.evaluate = job.tasks.eval.has_value();
   if (job.trainer.sft) {
-    trainer::SftOptions sft;
+    trainer::SftOptions& sft = training.sft.emplace();
     sft.tokens = job.trainer.sft->tokens;
     sft.batch_tokens = job.trainer.sft->batch_tokens;
     sft.warmup_fraction = job.trainer.sft->warmup_fraction;
-    sft.optimizer = options.optimizer;
+    sft.optimizer = training.optimizer;
     sft.optimizer.lr = job.trainer.sft->lr;
     sft.optimizer.schedule = trainer::Schedule::kLinear;
-    options.sft = sft;
+    options.sft_source = [&](int64_t index) -> Result<trainer::SftRow> {
+      const agents::Demonstration demonstration = agents::TerminalDemonstration(job.seed, index, job.trainer.sft->poor_fraction);
+      ASSIGN_OR_RETURN(agents::DemonstrationRow row, agents::ToRow(demonstration, text));
+      return trainer::SftRow{std::move(row.ids), std::move(row.mask)};
+    };
   }
-
-  weightsync::PublisherOptions publishing;
-  publishing.manifest = weightsync::MakeManifest(model.config, profile);
-  publishing.epoch = static_cast<uint64_t>(context.incarnation);
-  publishing.expected_workers = static_cast<int>(job.rollout.workers);
-  ASSIGN_OR_RETURN(const std::unique_ptr<weightsync::Publisher> publisher, weightsync::Publisher::Create(publishing));
-  PublishedWeights weights(publisher.get());
-
-  ASSIGN_OR_RETURN(const std::string pool_address, context.Endpoint("pool"));
-  ASSIGN_OR_RETURN(const std::string agents_address, context.Endpoint("agents"));
-  const std::unique_ptr<datapool::DataPool> pool = datapool::ConnectDataPool(pool_address);
-  const std::unique_ptr<agents::Agents> agents = agents::ConnectAgents(agents_address);
-
-  Metrics metrics;
-  std::atomic<bool> stopped{false};
-  trainer::TrainerDoors doors{
-      .engine = *engine,
-      .pool = *pool,
-      .weights = weights,
-      .metrics = metrics,
-      .clock = SystemClock::Get(),
-      .evaluator = [&](int64_t evaluation, int64_t version) -> Result<trainer::Evaluation> {
-        ASSIGN_OR_RETURN(agents::EvaluationReport report, agents->Evaluate(evaluation, version));
-        trainer::Evaluation result;
-        result.pass_rate = report.pass_rate;
-        for (const auto& [family, score] : report.families) {
-          result.families[family] = score.tasks > 0 ? score.passed / static_cast<double>(score.tasks) : 0;
-        }
-        result.probe = std::move(report.probe);
-        return result;
-      },
-      .sft_source = [&](int64_t index) -> Result<trainer::SftRow> {
-        const agents::Demonstration demonstration = agents::TerminalDemonstration(job.seed, index, job.trainer.sft->poor_fraction);
-        ASSIGN_OR_RETURN(agents::DemonstrationRow row, agents::ToRow(demonstration, text));
-        return trainer::SftRow{std::move(row.ids), std::move(row.mask)};
-      },
-      .stopped = stopped,
+  ASSIGN_OR_RETURN(options.engine.cpu, engine::ParseCpuPath(job.cpu));
+  ASSIGN_OR_RETURN(options.pool_address, context.Endpoint("pool"));
+  options.epoch = static_cast<uint64_t>(context.incarnation);
+  options.workers = static_cast<int>(job.rollout.workers);
+  options.evaluator = [&](int64_t evaluation, int64_t version) -> Result<trainer::Evaluation> {
+    ASSIGN_OR_RETURN(agents::EvaluationReport report, agents->Evaluate(evaluation, version));
+    trainer::Evaluation result;
+    result.pass_rate = report.pass_rate;
+    for (const auto& [family, score] : report.families) {
+      result.families[family] = score.tasks > 0 ? score.passed / static_cast<double>(score.tasks) : 0;
+    }
+    result.probe = std::move(report.probe);
+    return result;
   };
 
   ASSIGN_OR_RETURN(const int control, context.TakeFd("control"));
-  RpcServer rpc{Fd(control)};
-  rpc.Register(publisher->service());
-  rpc.RegisterRole("trainer", &metrics, context.OnStop());
-  RETURN_IF_ERROR(rpc.Start());
+  ASSIGN_OR_RETURN(const std::unique_ptr<trainer::Server> server,
+                   trainer::Server::Create(Fd(control), std::move(options), std::move(model.params), std::move(model.text)));
+  RETURN_IF_ERROR(server->Start());
   Status trained;
-  std::thread training([&] {
-    trained = trainer::RunTraining(options, model.params, model.text, doors);
-    if (trained.ok()) context.End(0, "done");
-    else if (trained.code() == StatusCode::kCancelled) context.End(kStoppedEarly, trained.message());
-    else context.End(1, trained.message());
+  std::thread training_thread([&] {
+    trained = server->Run();
+    context.End(trained.ok() ? 0 : trained.code() == StatusCode::kCancelled ? kStoppedEarly : 1, trained.message());
   });
   int code = context.WaitForEnd();
-  stopped = true;
-  publisher->Stop();
-  training.join();
-  rpc.Stop();
-  // A signal that came first: the loop's own answer counts, so that a finished job is not taken for a stopped one.
+  server->RequestStop();
+  training_thread.join();
+  server->Stop();
+  // A signal that came first: the loop's own answer counts, so that a stopped job is not taken for a finished one.
   if (trained.ok()) code = 0;
   else if (code == 0) code = kStoppedEarly;
   return code;

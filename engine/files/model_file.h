@@ -11,8 +11,9 @@
 #include <vector>
 
 #include "common/status.h"
+#include "engine/config.h"
 #include "engine/files/safetensors.h"
-#include "engine/model.h"
+#include "engine/parameters.h"
 #include "text/text_model.h"
 
 namespace temper::engine {
