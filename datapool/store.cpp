@@ -59,9 +59,7 @@ class RocksStore final : public Store {
     if (!write.state.empty()) put(kStateKey, write.state);
     for (const auto& [id, bytes] : write.trajectories) put(TrajectoryKey(id), bytes);
     for (const auto& [seq, line] : write.ledger) put(LedgerKey(seq), line);
-    for (int64_t seq = dropped_ + 1; seq <= write.drop_ledger_to; ++seq) {
-      if (s.ok()) s = batch.Delete(LedgerKey(seq));
-    }
+    if (write.drop_ledger_to > dropped_ && s.ok()) s = batch.DeleteRange(LedgerKey(dropped_ + 1), LedgerKey(write.drop_ledger_to + 1));
     rocksdb::WriteOptions options;
     options.sync = sync;
     if (s.ok()) s = db_->Write(options, &batch);
@@ -86,7 +84,6 @@ class RocksStore final : public Store {
       out.emplace_back(static_cast<int64_t>(GetBig({key.data(), key.size()})), it->value().ToString());
     }
     RETURN_IF_ERROR(FromRocks(it->status(), "pool store"));
-    if (!out.empty()) dropped_ = out.front().first - 1;
     return out;
   }
 

@@ -1,0 +1,68 @@
+// The data pool itself: the window machine, its clock, its store and its ledger, driven by calls.
+//
+// One state thread owns everything. Calls are put into a bounded queue and wait; the thread takes what is there, decides,
+// makes all of it durable in one write, appends the ledger's lines, and only then answers. Long polls try again whenever
+// something has changed. A write that fails ends the process: the state in memory is ahead of the disk then, and a restart is
+// the recovery.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/env.h"
+#include "common/metrics.h"
+#include "common/status.h"
+#include "datapool/client.h"
+#include "datapool/store.h"
+#include "datapool/types.h"
+#include "datapool/window.h"
+
+namespace temper::datapool {
+
+struct LocalPoolOptions {
+  PoolConfig config;                 // valid
+  std::vector<int64_t> task_counts;  // see ServerOptions
+  std::string job_incarnation;
+  std::string ledger_path;           // "": no file (the lines stay in the store)
+};
+
+class LocalDataPool final : public DataPool {
+ public:
+  // Recovers what the store holds: repairs the ledger file, notes the restart. `metrics` and what `env` refers to outlive it.
+  static Result<std::unique_ptr<LocalDataPool>> Open(LocalPoolOptions options, std::unique_ptr<Store> store, temper::Metrics& metrics, Env env);
+  ~LocalDataPool() override;  // stops
+
+  // Waiting calls end with kUnavailable; then the state thread ends. Nothing of the job is closed.
+  void Stop();
+
+  Result<int64_t> AttachAgents(const std::string& incarnation) override;
+  Result<TakeIssuesReply> TakeIssues(const std::string& incarnation, int32_t max, uint32_t wait_ms) override;
+  Result<bool> Finish(const std::string& incarnation, const FinishedAttempt& attempt) override;
+  Result<std::vector<int64_t>> AttachTrainer(const std::string& incarnation, int64_t step) override;
+  Result<LeaseReply> Lease(const std::string& incarnation, int64_t batch, uint32_t wait_ms) override;
+  Status Update(const std::string& incarnation, int64_t batch) override;
+  Status Commit(int64_t step) override;
+  Status Pause(bool on) override;
+  Status Close(CloseReason reason) override;
+  Result<std::map<std::string, double>> Metrics() override;
+
+  // ---- the same calls in the pieces that cross the wire one by one
+  struct Taken {
+    TakeIssuesReply reply;
+    int64_t serial = 0;  // of the last answer with content
+  };
+  // `received`: the serial of the last answer that arrived; when it is behind, that answer is given again.
+  Result<Taken> TakeIssuesAfter(const std::string& incarnation, int32_t max, uint32_t wait_ms, int64_t received);
+  // Lease without the trajectories, and those of one group of a leased batch.
+  Result<LeaseReply> LeaseWithoutMembers(const std::string& incarnation, int64_t batch, uint32_t wait_ms);
+  Result<std::vector<std::string>> ReadGroup(int64_t group);
+
+ private:
+  struct Impl;
+  explicit LocalDataPool(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace temper::datapool
