@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,6 +32,7 @@ struct ServerOptions {
   int worker_threads = 2;            // render, tokenise, parse
   double worker_patience_s = 60;     // how long a call is held while no worker answers
   uint64_t body_bytes_max = 64ull << 20;
+  std::function<void(const std::string& reason)> on_stop;  // Role.Stop was called; must return at once
 };
 
 class Server {
@@ -48,7 +50,7 @@ class Server {
 
   int port() const;              // of the agent plane
   std::string base_url() const;  // http://BIND:PORT/v1
-  GatewayControl& control();     // the same object that the gRPC service serves
+  GatewayControl& control();     // the same object that the gRPC service serves; valid after Start
 
  private:
   struct Parts;

@@ -1,6 +1,5 @@
 #include "gateway/http/server.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -560,31 +559,5 @@ Status Server::AddListener(int fd) {
 }
 
 int Server::connections() const { return state_->connections; }
-
-Result<int> ListenTcp(const std::string& address, int port) {
-  sockaddr_in in{};
-  in.sin_family = AF_INET;
-  in.sin_port = htons(static_cast<uint16_t>(port));
-  if (::inet_pton(AF_INET, address.c_str(), &in.sin_addr) != 1) {
-    return InvalidArgument("'" + address + "' is not an IPv4 address");
-  }
-  int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return Unavailable(std::string("socket: ") + std::strerror(errno));
-  int one = 1;
-  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-  if (::bind(fd, reinterpret_cast<sockaddr*>(&in), sizeof in) != 0 || ::listen(fd, 1024) != 0) {
-    const int error = errno;
-    ::close(fd);
-    return Unavailable("cannot listen on " + address + ":" + std::to_string(port) + ": " + std::strerror(error));
-  }
-  return fd;
-}
-
-int PortOf(int fd) {
-  sockaddr_in in{};
-  socklen_t length = sizeof in;
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&in), &length) != 0 || in.sin_family != AF_INET) return 0;
-  return ntohs(in.sin_port);
-}
 
 }  // namespace temper::gateway::http

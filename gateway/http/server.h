@@ -83,9 +83,4 @@ class Server {
   std::shared_ptr<State> state_;
 };
 
-// Binds and listens on a TCP address. Port 0 takes any free one. NOT_FOUND/UNAVAILABLE name the address.
-Result<int> ListenTcp(const std::string& address, int port);
-// The port of a bound TCP socket, or 0.
-int PortOf(int fd);
-
 }  // namespace temper::gateway::http

@@ -1,9 +1,6 @@
 #include "gateway/http/server.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -16,56 +13,15 @@
 #include <random>
 #include <thread>
 
+#include "common/rpc.h"
+#include "tests/gateway/http_client.h"
+
 namespace temper::gateway::http {
 namespace {
 
 using namespace std::chrono_literals;
 
-// A client socket that says exactly the bytes it is told.
-class Client {
- public:
-  explicit Client(int port) {
-    fd_ = ::socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in in{};
-    in.sin_family = AF_INET;
-    in.sin_port = htons(static_cast<uint16_t>(port));
-    in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(::connect(fd_, reinterpret_cast<sockaddr*>(&in), sizeof in), 0);
-  }
-  explicit Client(const sockaddr_un& un, socklen_t length) {
-    fd_ = ::socket(AF_UNIX, SOCK_STREAM, 0);
-    EXPECT_EQ(::connect(fd_, reinterpret_cast<const sockaddr*>(&un), length), 0);
-  }
-  ~Client() { Close(); }
-  void Close() {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = -1;
-  }
-  void Say(const std::string& bytes) {
-    size_t sent = 0;
-    while (sent < bytes.size()) {
-      ssize_t n = ::send(fd_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
-      if (n <= 0) return;
-      sent += n;
-    }
-  }
-  // Everything until `end` was seen, the server closed, or 5 s.
-  std::string Hear(const std::string& end) {
-    std::string all;
-    while (end.empty() || all.find(end) == std::string::npos) {
-      pollfd p{fd_, POLLIN, 0};
-      if (::poll(&p, 1, 5000) <= 0) return all + "<silence>";
-      char buffer[4096];
-      ssize_t n = ::recv(fd_, buffer, sizeof buffer, 0);
-      if (n <= 0) return all + "<closed>";
-      all.append(buffer, n);
-    }
-    return all;
-  }
-
- private:
-  int fd_ = -1;
-};
+using Client = RawClient;
 
 struct Event {
   std::mutex mutex;
@@ -89,8 +45,8 @@ class HttpTest : public ::testing::Test {
     server_ = std::make_unique<Server>(options, std::move(handler));
     auto fd = ListenTcp("127.0.0.1", 0);
     ASSERT_TRUE(fd.ok()) << fd.status().ToString();
-    port_ = PortOf(*fd);
-    ASSERT_TRUE(server_->AddListener(*fd).ok());
+    port_ = *BoundPort(fd->get());
+    ASSERT_TRUE(server_->AddListener(fd->Release()).ok());
     server_->Start();
   }
   std::unique_ptr<Server> server_;
