@@ -26,7 +26,7 @@
 namespace temper::gateway {
 
 struct GatewayOptions {
-  std::string log_dir;  // "" = memory only
+  std::string log_dir = {};  // "" = memory only
   std::string model_name = "policy";
   int context_tokens = 0;
   double worker_patience_s = 60;  // how long a call is repeated while the worker is away

@@ -15,9 +15,9 @@
 namespace temper::gateway {
 
 struct Script {
-  std::string text;            // drawn byte by byte, then `end` (unless finish is "length")
+  std::string text = {};       // drawn byte by byte, then `end` (unless finish is "length")
   std::string finish = "stop";
-  Status status;               // of on_done; not OK: instead of the last chunk
+  Status status = {};          // of on_done; not OK: instead of the last chunk
   size_t fail_after = 0;       // with a status: tokens drawn before it
   int token_ms = 0;
   size_t swap_at = 0;          // > 0: from this token on version {1, 2}
