@@ -1,6 +1,6 @@
 #include "gateway/server.h"
 
-#include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/codegen/service_type.h>
 
 #include <optional>
 #include <utility>
