@@ -6,7 +6,9 @@
 // depth and output are bounded.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -21,6 +23,7 @@ struct RenderInput {
   Value documents = nullptr;           // list or none
   bool add_generation_prompt = false;
   Value variables;                     // dict of further variables; they override the special tokens; undefined = none
+  std::optional<int64_t> now_s;        // what strftime_now takes for now, in seconds since the epoch; absent: the clock
 };
 
 class ChatTemplate {

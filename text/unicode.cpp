@@ -58,13 +58,18 @@ void AppendUpper(uint32_t cp, std::string* out) {
   }
 }
 
+void AppendLower(uint32_t cp, std::string* out) {
+  if (cp == 0x130) return (void)out->append("i\u0307");  // the one lower-case mapping of two code points
+  AppendUtf8(SimpleLower(cp), out);
+}
+
 void AppendTitle(uint32_t cp, std::string* out) {
   if (const uint32_t t = MapCase(kTitleRuns, cp); t != cp) {
     AppendUtf8(t, out);
   } else if (const LongCase* l = FindLongUpper(cp)) {
     AppendUtf8(l->a, out);
     for (uint32_t c : {l->b, l->c}) {
-      if (c) AppendUtf8(SimpleLower(c), out);
+      if (c) AppendUtf8(cp == 0x149 ? c : SimpleLower(c), out);  // U+0149 is an apostrophe and a capital N
     }
   } else {
     AppendUtf8(SimpleUpper(cp), out);
@@ -225,8 +230,7 @@ std::string Upper(std::string_view s) {
 std::string Lower(std::string_view s) {
   std::string out;
   for (uint32_t cp : ToCodePoints(s)) {
-    AppendUtf8(SimpleLower(cp), &out);
-    if (cp == 0x130) AppendUtf8(0x307, &out);  // the one lower-case mapping of two code points
+    AppendLower(cp, &out);
   }
   return out;
 }
@@ -236,7 +240,7 @@ std::string Title(std::string_view s) {
   bool in_word = false;
   for (uint32_t cp : ToCodePoints(s)) {
     if (in_word) {
-      AppendUtf8(SimpleLower(cp), &out);
+      AppendLower(cp, &out);
     } else {
       AppendTitle(cp, &out);
     }

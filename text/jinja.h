@@ -1,0 +1,108 @@
+// The template language inside text/: syntax tree, parser and interpreter of Jinja with Python's semantics. Internal to the part;
+// the door is text/chat_template.h. Failures travel as the exception TemplateError from wherever in a deep expression they happen
+// to the door, which turns them into a Status; nothing else in the project sees it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "text/value.h"
+
+namespace temper::text::jinja {
+
+struct TemplateError {
+  std::string message;
+  int line = 0;        // 0: not known yet; the innermost statement fills it in
+  bool limit = false;  // a bound on work was hit
+};
+
+struct Expr;
+struct Stmt;
+using ExprPtr = std::unique_ptr<Expr>;
+using Body = std::vector<Stmt>;
+
+enum class ExprKind : uint8_t {
+  kConst,
+  kName,
+  kList,
+  kTuple,
+  kDict,     // args: key, value, key, value, …
+  kGetAttr,  // args[0].name
+  kGetItem,  // args[0][args[1]]
+  kSlice,    // args: start, stop, step, each may be null
+  kCall,     // args[0](args[1…], kwargs, *star, **dstar)
+  kFilter,   // args[0]|name(…); args[0] null in a filter block
+  kTest,     // args[0] is name(…)
+  kNegate,
+  kPlus,
+  kNot,
+  kBinary,   // args[0] name args[1]; name is the operator
+  kConcat,
+  kCompare,  // args[0] ops[0] args[1] ops[1] args[2] …
+  kAnd,
+  kOr,
+  kIf,       // args: condition, then, else (may be null)
+};
+
+struct Expr {
+  ExprKind kind = ExprKind::kConst;
+  int line = 0;
+  int index = -1;  // of the filter or test in the interpreter's table
+  Value value;
+  std::string name;
+  std::vector<ExprPtr> args;
+  std::vector<std::pair<std::string, ExprPtr>> kwargs;
+  ExprPtr star, dstar;
+  std::vector<std::string> ops;
+};
+
+// What `for` and `set` assign to.
+struct Target {
+  std::string name;       // a name, or the namespace of `name.attribute`
+  std::string attribute;  // empty: a plain name
+  std::vector<Target> items;
+  bool is_tuple = false;
+};
+
+enum class StmtKind : uint8_t {
+  kText, kOutput, kFor, kIf, kSet, kSetBlock, kMacro, kCallBlock, kFilterBlock, kWith, kScope, kBreak, kContinue,
+};
+
+struct Parameter {
+  std::string name;
+  ExprPtr fallback;  // null: none
+};
+
+struct Stmt {
+  StmtKind kind = StmtKind::kText;
+  int line = 0;
+  std::string text;                         // kText; the name of a macro
+  ExprPtr expr;                             // kOutput, kFor's iterable, kIf's condition, kSet's value, kCallBlock's call, filter
+  ExprPtr condition;                        // kFor's `if`
+  bool recursive = false;
+  Target target;                            // kFor, kSet, kSetBlock
+  std::vector<Parameter> parameters;        // kMacro, kCallBlock
+  std::vector<std::pair<Target, ExprPtr>> bindings;  // kWith
+  bool uses_varargs = false, uses_kwargs = false, uses_caller = false;  // kMacro: what its body names
+  Body body, otherwise;
+};
+
+struct Template {
+  Body body;
+};
+
+// Throws TemplateError: syntax, and every construct, filter or test that is not implemented.
+Template ParseTemplate(std::string_view source);
+
+// Indices into the interpreter's tables; -1 when there is no such filter or test.
+int FindFilter(std::string_view name);
+int FindTest(std::string_view name);
+
+// Throws TemplateError. `now_s`: seconds since the epoch for strftime_now.
+std::string RenderTemplate(const Template& tmpl, const Dict& variables, int64_t now_s);
+
+}  // namespace temper::text::jinja

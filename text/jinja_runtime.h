@@ -1,0 +1,222 @@
+// The interpreter's inside, shared by jinja_runtime.cpp (statements, expressions), jinja_methods.cpp (Python's operators and
+// methods) and jinja_filters.cpp (filters and tests).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "text/jinja.h"
+#include "text/value.h"
+
+namespace temper::text::jinja {
+
+constexpr size_t kMaxText = size_t{64} << 20;  // bytes of any one string
+constexpr int64_t kMaxSteps = 20'000'000;
+constexpr int kMaxCalls = 150;                 // macros within macros
+
+struct Arguments {
+  List positional;
+  std::vector<std::pair<std::string, Value>> named;
+};
+
+// A variable scope. Each pass of a loop, each macro call and each inner block has one; names not found go on to `parent`.
+struct Scope {
+  explicit Scope(std::shared_ptr<Scope> p) : parent(std::move(p)) {}
+  Value* Find(std::string_view name) {
+    for (auto& [n, v] : vars) {
+      if (n == name) return &v;
+    }
+    return nullptr;
+  }
+  void Set(std::string_view name, Value v) {
+    if (Value* found = Find(name)) {
+      *found = std::move(v);
+    } else {
+      vars.emplace_back(name, std::move(v));
+    }
+  }
+  std::vector<std::pair<std::string, Value>> vars;
+  std::shared_ptr<Scope> parent;
+};
+
+class Interpreter;
+
+struct NamespaceObject final : Object {
+  std::vector<std::pair<std::string, Value>> attributes;
+  Value* Find(std::string_view name) {
+    for (auto& [n, v] : attributes) {
+      if (n == name) return &v;
+    }
+    return nullptr;
+  }
+};
+
+struct FunctionObject final : Object {
+  std::function<Value(Interpreter&, Arguments&)> call;
+};
+
+struct MacroObject final : Object {
+  const Stmt* stmt = nullptr;
+  std::shared_ptr<Scope> closure;
+};
+
+// What Python gives as a generator: true even when empty, without length, read once.
+struct GeneratorObject final : Object {
+  explicit GeneratorObject(List l) : items(std::move(l)) {}
+  List items;
+  bool read = false;
+};
+
+struct LoopObject final : Object {
+  const List* items = nullptr;  // alive while the loop runs; null afterwards
+  size_t index0 = 0;
+  size_t length = 0;
+  int depth0 = 0;
+  const Stmt* stmt = nullptr;
+  std::shared_ptr<Scope> outer;
+  bool has_changed_value = false;
+  Value changed_value;
+};
+
+struct CyclerObject final : Object {
+  List items;
+  size_t at = 0;
+};
+
+struct JoinerObject final : Object {
+  std::string separator;
+  bool used = false;
+};
+
+class Interpreter {
+ public:
+  Interpreter(const Dict& variables, int64_t now_s);
+  ~Interpreter();
+
+  std::string Run(const Template& tmpl);
+
+  // Counts work; throws when there was too much.
+  void Charge(size_t steps) {
+    if ((steps_ += static_cast<int64_t>(steps)) > kMaxSteps) throw TemplateError{"the template does too much work", line_, true};
+  }
+  void ChargeText(size_t bytes) {
+    if (bytes > kMaxText) throw TemplateError{"the template makes a text above 64 MiB", line_, true};
+    Charge(bytes / 64);
+  }
+  [[noreturn]] void Fail(const std::string& what) const { throw TemplateError{what, line_}; }
+  [[noreturn]] void FailUndefined(const Value& v) const;
+
+  // Python's operators.
+  static bool Truthy(const Value& v);
+  std::string Str(const Value& v);
+  std::string Repr(const Value& v, int depth = 0);
+  static std::string TypeName(const Value& v);
+  bool Equal(const Value& a, const Value& b, int depth = 0);
+  bool Less(const Value& a, const Value& b, int depth = 0);  // a < b; fails for types without order
+  bool In(const Value& item, const Value& container);
+  Value Arithmetic(std::string_view op, const Value& a, const Value& b);
+  List Iterate(const Value& v);
+  size_t Length(const Value& v);
+  Value GetAttr(const Value& object, const std::string& name);
+  Value GetItem(const Value& object, const Value& key);
+  Value Slice(const Value& object, const Value& start, const Value& stop, const Value& step);
+  // environment.getitem along "a.b.0".
+  Value GetPath(Value object, std::string_view path);
+  static bool HasMethod(const Value& object, std::string_view name);
+  Value CallMethod(const Value& object, std::string_view name, Arguments& args);
+  Value CallValue(const Value& callee, Arguments& args);
+  std::string FormatPercent(const std::string& format, const Value& values);
+
+  Value ApplyFilter(int index, const Value& operand, Arguments& args);
+  bool ApplyTest(int index, const Value& operand, Arguments& args);
+  int64_t now_s() const { return now_s_; }
+
+ private:
+  enum class Flow { kNext, kBreak, kContinue };
+  using ScopePtr = std::shared_ptr<Scope>;
+
+  Flow Exec(const Body& body, const ScopePtr& scope, std::string* out);
+  Flow Exec(const Stmt& s, const ScopePtr& scope, std::string* out);
+  void For(const Stmt& s, const Value& iterable, const ScopePtr& scope, int depth, std::string* out);
+  void Assign(const Target& target, const Value& value, const ScopePtr& scope);
+  Value CallMacro(const MacroObject& macro, Arguments& args);
+  Value Eval(const Expr& e, const ScopePtr& scope);
+  Value EvalCall(const Expr& e, const ScopePtr& scope);
+  Arguments EvalArguments(const Expr& e, size_t first, const ScopePtr& scope);
+  Value ApplyFilterExpr(const Expr& e, const Value& operand, const ScopePtr& scope);
+  Value FilterText(const Expr& e, Value text, const ScopePtr& scope);
+  bool CompareOp(const std::string& op, const Value& a, const Value& b);
+  Value Name(const std::string& name, const ScopePtr& scope);
+  void Append(const Value& v, std::string* out);
+
+  Value Function(std::function<Value(Interpreter&, Arguments&)> call) const;
+  void DefineGlobals();
+
+  const Dict& variables_;
+  int64_t now_s_;
+  std::vector<std::pair<std::string, Value>> globals_;
+  int64_t steps_ = 0;
+  int calls_ = 0;
+  int line_ = 0;
+  // Scopes with macros and namespaces can hold themselves; they are emptied at the end.
+  std::vector<ScopePtr> macro_scopes_;
+  std::vector<std::shared_ptr<NamespaceObject>> namespaces_;
+};
+
+// The arguments of a filter, test or method by position or name, with checks of Python's kind.
+class ArgumentReader {
+ public:
+  ArgumentReader(Interpreter& in, const Arguments& args, std::string what) : in_(in), args_(args), what_(std::move(what)) {}
+  // The next declared argument; `name` "" = positional only. nullptr when not given.
+  const Value* Next(std::string_view name) {
+    const Value* found = nullptr;
+    if (next_ < args_.positional.size()) found = &args_.positional[next_];
+    ++next_;
+    for (const auto& [n, v] : args_.named) {
+      if (!name.empty() && n == name) {
+        if (found) in_.Fail(what_ + " got two values for '" + n + "'");
+        found = &v;
+        ++named_;
+      }
+    }
+    return found;
+  }
+  Value Or(std::string_view name, Value fallback) {
+    const Value* v = Next(name);
+    return v ? *v : fallback;
+  }
+  bool Flag(std::string_view name, bool fallback) {
+    const Value* v = Next(name);
+    return v ? Interpreter::Truthy(*v) : fallback;
+  }
+  const Value& Required(std::string_view name) {
+    const Value* v = Next(name);
+    if (!v) in_.Fail(what_ + " needs an argument '" + std::string(name) + "'");
+    return *v;
+  }
+  int64_t Int(std::string_view name, int64_t fallback);
+  std::string Text(std::string_view name, std::string fallback);
+  std::string RequiredText(std::string_view name);
+  // After the last Next: refuses surplus arguments.
+  void Done() {
+    if (args_.positional.size() > next_ || args_.named.size() > named_) in_.Fail(what_ + " got too many or unknown arguments");
+  }
+
+ private:
+  Interpreter& in_;
+  const Arguments& args_;
+  std::string what_;
+  size_t next_ = 0;
+  size_t named_ = 0;
+};
+
+// Helpers over strings, shared by methods and filters.
+std::string StripText(std::string_view s, const Value& chars, bool left, bool right);
+std::vector<std::string> SplitLines(std::string_view s, bool keep_ends);
+std::string ReplaceText(Interpreter& in, const std::string& s, const std::string& from, const std::string& to, int64_t count);
+
+}  // namespace temper::text::jinja
