@@ -962,7 +962,7 @@ Value Interpreter::CallMethod(const Value& object, std::string_view name, Argume
     for (uint32_t cp : ToCodePoints(s)) {
       std::string one;
       AppendUtf8(cp, &one);
-      out += SimpleLower(cp) == cp ? Upper(one) : Lower(one);
+      out += SimpleLower(cp) == cp && cp != 0x130 ? Upper(one) : Lower(one);
     }
     return Value(std::move(out));
   }
