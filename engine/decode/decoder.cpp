@@ -14,6 +14,7 @@ namespace temper::engine {
 namespace {
 
 constexpr int kPage = RadixCache::kPageTokens;
+constexpr int kWorthWaiting = 8;  // tokens that another sequence is computing: fewer are sooner computed than waited for
 
 int PagesFor(int64_t tokens) { return static_cast<int>((tokens + kPage - 1) / kPage); }
 
@@ -68,44 +69,88 @@ struct Decoder::State {
   std::vector<StepRow> rows;
   std::vector<StepLogits> logits;
 
-  void ReleasePages(Sequence* s) {
+  // `keep_tail`: its last page stays in the cache, for a prompt that continues it.
+  void ReleasePages(Sequence* s, bool keep_tail) {
+    const size_t partial = static_cast<size_t>(s->computed) / kPage;
+    const size_t filled = static_cast<size_t>(s->computed) % kPage;
     // From the end, so that a page is never without the page before it.
-    for (size_t i = s->pages.size(); i-- > 0;) cache.Release(s->pages[i]);
+    for (size_t i = s->pages.size(); i-- > 0;) {
+      if (keep_tail && !s->mixed && i == partial && filled > 0 && s->entered == i) {
+        std::span<const int32_t> tokens(s->tokens.data() + i * kPage, filled);
+        cache.EnterTail(version, std::span<const int32_t>(s->pages.data(), i), tokens, s->pages[i]);
+      } else {
+        cache.Release(s->pages[i]);
+      }
+    }
     s->pages.clear();
     s->computed = 0;
     s->entered = 0;
     s->mixed = false;
   }
 
-  // Another sequence is computing a longer prefix of `s` than the cache holds now.
-  bool PrefixIsComing(const Sequence& s, size_t cached_pages) const {
-    const size_t want = (cached_pages + 1) * kPage;
-    if (want >= s.tokens.size()) return false;
+  // What a sequence can start from: cached pages, and the start of a page to be copied.
+  struct Prefix {
+    std::vector<int32_t> path;
+    RadixCache::Partial partial;
+    bool wait = false;  // another sequence is just computing more of it
+
+    int64_t positions() const { return static_cast<int64_t>(path.size()) * kPage + partial.positions; }
+  };
+
+  Prefix FindPrefix(const Sequence& s) {
+    Prefix found;
+    found.path = cache.Match(version, s.tokens);
+    const size_t base = found.path.size() * kPage;
+    found.partial = cache.FindPartial(version, found.path, std::span(s.tokens).subspan(base));
+    const int64_t most = static_cast<int64_t>(s.tokens.size()) - 1;
+    int64_t coming = 0;
     for (const auto& r : running) {
-      if (r->mixed || r->tokens.size() < want || r->computed >= static_cast<int64_t>(want)) continue;
-      if (std::equal(s.tokens.begin(), s.tokens.begin() + want, r->tokens.begin())) return true;
+      if (r->mixed) continue;
+      const int64_t common_max = std::min<int64_t>(most, static_cast<int64_t>(r->tokens.size()));
+      // Cheap refusals first: too short to help, or another token where the cached part ends.
+      if (common_max <= found.positions() || !std::equal(s.tokens.begin(), s.tokens.begin() + found.positions() + 1, r->tokens.begin())) continue;
+      int64_t common = found.positions() + 1;
+      while (common < common_max && s.tokens[common] == r->tokens[common]) ++common;
+      const int64_t ready = std::min(common, r->computed) - static_cast<int64_t>(base);
+      if (ready > found.partial.positions && r->pages.size() > found.path.size() &&
+          (found.path.empty() || r->pages[found.path.size() - 1] == found.path.back())) {
+        if (found.partial.page >= 0) cache.Release(found.partial.page);
+        found.partial = {r->pages[found.path.size()], static_cast<int>(std::min<int64_t>(ready, kPage))};
+        cache.Retain(found.partial.page);
+      }
+      if (common > r->computed) coming = std::max(coming, common);
     }
-    return false;
+    found.wait = coming >= found.positions() + kWorthWaiting;
+    return found;
   }
 
   void Admit() {
     for (size_t i = 0; i < waiting.size() && running.size() < static_cast<size_t>(options.max_batch);) {
       Sequence* s = waiting[i].get();
-      std::vector<int32_t> path = cache.Match(version, s->tokens);
+      Prefix prefix = FindPrefix(*s);
       // Room for everything known plus one token, and one page of growth for each sequence that runs already.
-      int need = PagesFor(static_cast<int64_t>(s->tokens.size()) + 1) - static_cast<int>(path.size());
+      int need = PagesFor(static_cast<int64_t>(s->tokens.size()) + 1) - static_cast<int>(prefix.path.size());
       // Alone it is always let in: should it fill the pool, it ends there.
       bool fits = running.empty() || cache.available_pages() >= need + static_cast<int>(running.size());
-      bool wait = fits && PrefixIsComing(*s, path.size());
-      if (!fits || wait) {
-        for (size_t p = path.size(); p-- > 0;) cache.Release(path[p]);
+      if (!fits || prefix.wait) {
+        if (prefix.partial.page >= 0) cache.Release(prefix.partial.page);
+        for (size_t p = prefix.path.size(); p-- > 0;) cache.Release(prefix.path[p]);
         if (!fits) return;  // strictly first come, first served: a short one does not overtake a long one for ever
         ++i;
         continue;
       }
-      s->pages = std::move(path);
-      s->entered = s->pages.size();
+      s->entered = prefix.path.size();
+      s->pages = std::move(prefix.path);
       s->computed = static_cast<int64_t>(s->pages.size()) * kPage;
+      if (prefix.partial.page >= 0) {
+        int32_t own = cache.Allocate();
+        if (own >= 0) {
+          model->CopyPage(prefix.partial.page, own, prefix.partial.positions);
+          s->pages.push_back(own);
+          s->computed += prefix.partial.positions;
+        }
+        cache.Release(prefix.partial.page);
+      }
       if (!s->started) {
         s->started = true;
         s->cached_tokens = static_cast<uint32_t>(s->computed);
@@ -118,9 +163,9 @@ struct Decoder::State {
   }
 
   // Sends running sequences from `first` on back to the head of the waiting line, in their order.
-  void SendBack(size_t first) {
+  void SendBack(size_t first, bool keep_tails) {
     for (size_t i = running.size(); i-- > first;) {
-      ReleasePages(running[i].get());
+      ReleasePages(running[i].get(), keep_tails);
       waiting.push_front(std::move(running[i]));
     }
     running.resize(first);
@@ -138,7 +183,7 @@ struct Decoder::State {
       }
       if (running.size() == index + 1) return false;
       ++stats.preemptions;
-      SendBack(running.size() - 1);
+      SendBack(running.size() - 1, true);
     }
     return true;
   }
@@ -175,7 +220,7 @@ struct Decoder::State {
       // An older sequence that planned pages keeps them, so only the last one gets here.
       if (i > 0) {
         ++stats.preemptions;
-        SendBack(i);
+        SendBack(i, true);
         return;
       }
       End(events, i, Finish::kLength);
@@ -185,7 +230,7 @@ struct Decoder::State {
   // Ends a running sequence that can have no further token, by an event without one.
   void End(std::vector<DecodeEvent>* events, size_t index, Finish finish) {
     Emit(events, *running[index], Draw{-1, 0.0f}, finish);
-    ReleasePages(running[index].get());
+    ReleasePages(running[index].get(), true);
     running.erase(running.begin() + static_cast<int64_t>(index));
   }
 
@@ -225,7 +270,7 @@ Decoder::Decoder(std::unique_ptr<StepModel> model, const DecoderOptions& options
 }
 
 Decoder::~Decoder() {
-  for (auto& s : state_->running) state_->ReleasePages(s.get());
+  for (auto& s : state_->running) state_->ReleasePages(s.get(), false);
 }
 
 Result<uint64_t> Decoder::Add(DecodeRequest request) {
@@ -306,7 +351,7 @@ bool Decoder::Step(std::vector<DecodeEvent>* events) {
     ++s.stats.batch_rows;
     if (s.DrawNext(q, s.logits[i], events)) ended.push_back(q);
   }
-  for (Sequence* q : ended) s.ReleasePages(q);
+  for (Sequence* q : ended) s.ReleasePages(q, true);
   if (!ended.empty()) {
     std::erase_if(s.running, [&](const std::unique_ptr<Sequence>& r) {
       return std::find(ended.begin(), ended.end(), r.get()) != ended.end();
@@ -336,7 +381,7 @@ Status Decoder::SwapWeights(const ComputeWeights& weights, const Version& versio
       }
     }
     s.running = std::move(back);
-    s.SendBack(0);
+    s.SendBack(0, false);  // its pages are of the former version
     s.running = std::move(kept);
   }
   s.cache.DropOtherVersions(version);

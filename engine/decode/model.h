@@ -34,6 +34,8 @@ class StepModel : public PageSource {
   virtual int max_positions() const = 0;
   // Later runs read these weights. Between two runs only; the model keeps a copy (which shares the mapping).
   virtual void SetWeights(const ComputeWeights& weights) = 0;
+  // Copies keys and values of the first `positions` positions of one page to another that is empty.
+  virtual void CopyPage(int32_t from, int32_t to, int positions) = 0;
   // One entry of `out` a row, in the same order. A row's result depends on that row alone.
   virtual void Run(std::span<const StepRow> rows, std::vector<StepLogits>* out) = 0;
 };

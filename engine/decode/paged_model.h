@@ -22,6 +22,7 @@ class PagedModel : public StepModel {
   int pages() const override { return pool_.capacity(); }
   int32_t AllocatePage() override { return pool_.Allocate(); }
   void FreePage(int32_t page) override { pool_.Release(page); }
+  void CopyPage(int32_t from, int32_t to, int positions) override { pool_.CopyPrefix(from, to, positions); }
   // The weights must have the configuration and profile of the model.
   void SetWeights(const ComputeWeights& weights) override;
   void Run(std::span<const StepRow> rows, std::vector<StepLogits>* out) override;

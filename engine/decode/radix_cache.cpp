@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -12,6 +13,7 @@ namespace temper::engine {
 namespace {
 
 constexpr int32_t kRoot = -1;
+constexpr size_t kPartialsMax = 128;  // pages looked at for a partial match, the newest first
 
 struct NodeKey {
   int32_t parent = kRoot;
@@ -35,9 +37,10 @@ struct NodeHash {
 struct Page {
   int refs = 0;
   bool cached = false;
-  int children = 0;          // cached pages below this one
+  std::vector<int32_t> below;  // cached pages whose parent this is
   uint64_t last_used = 0;
-  NodeKey key;               // valid when cached
+  NodeKey key;      // valid when cached
+  int filled = 0;   // tokens of the key; below kPageTokens in a tail
 };
 
 }  // namespace
@@ -49,6 +52,7 @@ struct RadixCache::State {
   std::unordered_map<NodeKey, int32_t, NodeHash> nodes;
   // Cached pages without holder and without cached children, oldest first: what may be evicted next.
   std::set<std::pair<uint64_t, int32_t>> leaves;
+  std::map<Version, std::vector<int32_t>> roots;  // cached pages that start a sequence
   int idle_cached = 0;  // cached pages without holder
   uint64_t clock = 0;
 
@@ -57,7 +61,7 @@ struct RadixCache::State {
     --out;
   }
 
-  bool IsIdleLeaf(const Page& p) const { return p.cached && p.refs == 0 && p.children == 0; }
+  bool IsIdleLeaf(const Page& p) const { return p.cached && p.refs == 0 && p.below.empty(); }
 
   void AddRef(int32_t id) {
     Page& p = pages[id];
@@ -79,22 +83,46 @@ struct RadixCache::State {
     if (IsIdleLeaf(p)) leaves.insert({p.last_used, id});
   }
 
+  std::vector<int32_t>& Siblings(const NodeKey& key) { return key.parent == kRoot ? roots[key.version] : pages[key.parent].below; }
+
+  // Puts a page that one sequence holds into the tree.
+  void Attach(int32_t id, const NodeKey& key, int filled) {
+    if (key.parent != kRoot) TEMPER_CHECK(pages[key.parent].refs > 0);
+    Page& p = pages[id];
+    p.key = key;
+    p.filled = filled;
+    p.cached = true;
+    p.below.clear();
+    Siblings(key).push_back(id);
+  }
+
   // Takes a cached page out of the tree; it is freed when nobody holds it.
   void Forget(int32_t id) {
     Page& p = pages[id];
     TEMPER_CHECK(p.cached);
     if (IsIdleLeaf(p)) leaves.erase({p.last_used, id});
-    nodes.erase(p.key);
+    if (p.filled == kPageTokens) nodes.erase(p.key);
     p.cached = false;
-    if (p.key.parent != kRoot) {
-      Page& parent = pages[p.key.parent];
-      --parent.children;
-      if (IsIdleLeaf(parent)) leaves.insert({parent.last_used, p.key.parent});
+    std::erase(Siblings(p.key), id);
+    if (p.key.parent == kRoot) {
+      if (roots[p.key.version].empty()) roots.erase(p.key.version);
+    } else if (IsIdleLeaf(pages[p.key.parent])) {
+      leaves.insert({pages[p.key.parent].last_used, p.key.parent});
     }
     if (p.refs == 0) {
       --idle_cached;
       FreeNow(id);
     }
+  }
+
+  NodeKey MakeKey(const Version& version, std::span<const int32_t> path, std::span<const int32_t> page_tokens) const {
+    NodeKey key;
+    key.version = version;
+    key.parent = path.empty() ? kRoot : path.back();
+    TEMPER_CHECK(path.empty() || (pages[key.parent].cached && pages[key.parent].key.version == version))
+        << "parent page " << key.parent << " is not in the tree";
+    std::copy(page_tokens.begin(), page_tokens.end(), key.tokens.begin());
+    return key;
   }
 };
 
@@ -139,26 +167,62 @@ int32_t RadixCache::Insert(const Version& version, std::span<const int32_t> path
   State& s = *state_;
   TEMPER_CHECK(page_tokens.size() == kPageTokens);
   TEMPER_CHECK(!s.pages[page].cached && s.pages[page].refs == 1) << "page " << page << " is shared already";
-  NodeKey key;
-  key.version = version;
-  key.parent = path.empty() ? kRoot : path.back();
-  TEMPER_CHECK(path.empty() || (s.pages[key.parent].cached && s.pages[key.parent].key.version == version))
-      << "parent page " << key.parent << " is not in the tree";
-  std::copy(page_tokens.begin(), page_tokens.end(), key.tokens.begin());
+  NodeKey key = s.MakeKey(version, path, page_tokens);
   auto [it, added] = s.nodes.try_emplace(key, page);
   if (!added) {
     s.AddRef(it->second);
     s.DropRef(page);
     return it->second;
   }
-  Page& p = s.pages[page];
-  p.key = key;
-  p.cached = true;
-  p.children = 0;
-  if (key.parent != kRoot) ++s.pages[key.parent].children;
+  s.Attach(page, key, kPageTokens);
   return page;
 }
 
+void RadixCache::EnterTail(const Version& version, std::span<const int32_t> path, std::span<const int32_t> page_tokens, int32_t page) {
+  State& s = *state_;
+  const int filled = static_cast<int>(page_tokens.size());
+  TEMPER_CHECK(filled > 0 && filled < kPageTokens && !s.pages[page].cached && s.pages[page].refs == 1) << "page " << page;
+  NodeKey key = s.MakeKey(version, path, page_tokens);
+  std::vector<int32_t> extended;
+  for (int32_t id : s.Siblings(key)) {
+    const Page& other = s.pages[id];
+    const int both = std::min(filled, other.filled);
+    if (!std::equal(key.tokens.begin(), key.tokens.begin() + both, other.key.tokens.begin())) continue;
+    if (other.filled >= filled) {
+      s.DropRef(page);
+      return;
+    }
+    if (other.refs == 0) extended.push_back(id);
+  }
+  for (int32_t id : extended) s.Forget(id);
+  s.Attach(page, key, filled);
+  s.DropRef(page);
+}
+
+RadixCache::Partial RadixCache::FindPartial(const Version& version, std::span<const int32_t> path, std::span<const int32_t> rest) {
+  State& s = *state_;
+  const std::vector<int32_t>* siblings = nullptr;
+  if (path.empty()) {
+    auto it = s.roots.find(version);
+    if (it != s.roots.end()) siblings = &it->second;
+  } else {
+    siblings = &s.pages[path.back()].below;
+  }
+  Partial best;
+  if (!siblings || rest.empty()) return best;
+  size_t looked = 0;
+  for (size_t i = siblings->size(); i-- > 0 && looked < kPartialsMax; ++looked) {
+    const Page& p = s.pages[(*siblings)[i]];
+    const int most = std::min<int>(p.filled, static_cast<int>(rest.size()) - 1);
+    int n = 0;
+    while (n < most && p.key.tokens[n] == rest[n]) ++n;
+    if (n > best.positions) best = {(*siblings)[i], n};
+  }
+  if (best.page >= 0) s.AddRef(best.page);
+  return best;
+}
+
+void RadixCache::Retain(int32_t page) { state_->AddRef(page); }
 void RadixCache::Release(int32_t page) { state_->DropRef(page); }
 
 void RadixCache::DropOtherVersions(const Version& version) {
@@ -175,7 +239,7 @@ int RadixCache::total_pages() const { return static_cast<int>(state_->pages.size
 void RadixCache::CheckInvariants() const {
   const State& s = *state_;
   std::vector<int> children(s.pages.size(), 0);
-  size_t cached = 0;
+  size_t full = 0;
   int out = 0;
   int idle = 0;
   size_t leaves = 0;
@@ -183,9 +247,13 @@ void RadixCache::CheckInvariants() const {
     const Page& p = s.pages[id];
     if (p.refs > 0 || p.cached) ++out;
     if (!p.cached) continue;
-    ++cached;
-    auto it = s.nodes.find(p.key);
-    TEMPER_CHECK(it != s.nodes.end() && it->second == static_cast<int32_t>(id));
+    if (p.filled == kPageTokens) {
+      ++full;
+      auto it = s.nodes.find(p.key);
+      TEMPER_CHECK(it != s.nodes.end() && it->second == static_cast<int32_t>(id));
+    } else {
+      TEMPER_CHECK(p.below.empty()) << "tail " << id << " has pages below it";
+    }
     if (p.refs == 0) ++idle;
     if (s.IsIdleLeaf(p)) {
       ++leaves;
@@ -199,10 +267,10 @@ void RadixCache::CheckInvariants() const {
     }
   }
   for (size_t id = 0; id < s.pages.size(); ++id) {
-    if (s.pages[id].cached) TEMPER_CHECK(children[id] == s.pages[id].children);
+    if (s.pages[id].cached) TEMPER_CHECK(children[id] == static_cast<int>(s.pages[id].below.size()));
   }
   TEMPER_CHECK(out == s.out) << out << " pages in use, " << s.out << " taken from the source";
-  TEMPER_CHECK(cached == s.nodes.size() && idle == s.idle_cached && leaves == s.leaves.size());
+  TEMPER_CHECK(full == s.nodes.size() && idle == s.idle_cached && leaves == s.leaves.size());
 }
 
 }  // namespace temper::engine

@@ -1,6 +1,7 @@
 // Radix cache of KV pages: which full pages of 64 positions already hold the keys and values of a token prefix at a version.
 //
-// A node is one full page: its key is (version, the 64 tokens, the parent node). Pages are reference counted: a running
+// A node is one full page: its key is (version, the 64 tokens, the parent node). A tail is the partly filled last page of a
+// sequence that ended; it is no node, but the start of it may be copied. Pages are reference counted: a running
 // sequence holds every page it reads; a page with no holder stays cached until it is evicted, least recently used leaf
 // first. Only page numbers live here, never memory: a PageSource (the KvPool) owns that. Single-threaded; the Decoder owns it.
 #pragma once
@@ -44,7 +45,20 @@ class RadixCache {
   // caller's reference moves to that one and `page` becomes free; the returned number is the page to use from now on.
   int32_t Insert(const Version& version, std::span<const int32_t> path, std::span<const int32_t> page_tokens, int32_t page);
 
+  void Retain(int32_t page);
   void Release(int32_t page);
+
+  // Keeps the last page of a sequence that ends, which holds `page_tokens` (1 to 63) after `path`; takes the caller's reference.
+  // Tails that it extends are dropped.
+  void EnterTail(const Version& version, std::span<const int32_t> path, std::span<const int32_t> page_tokens, int32_t page);
+
+  // A page whose first `positions` positions hold the start of `rest` after `path`; never all of `rest`.
+  struct Partial {
+    int32_t page = -1;
+    int positions = 0;
+  };
+  // The longest there is among full pages and tails, with a reference that the caller releases after copying; {-1, 0}: none.
+  Partial FindPartial(const Version& version, std::span<const int32_t> path, std::span<const int32_t> rest);
 
   // Forgets every cached page of versions other than `version`: unreferenced ones become free now, referenced ones when released.
   void DropOtherVersions(const Version& version);

@@ -376,7 +376,7 @@ TEST(Spread, KeepsARolloutOnItsWorker) {
     SystemClock::Get().SleepS(0.1);
     auto m = w->metrics().Snapshot();
     EXPECT_EQ(m["tokens_sampled"], 120) << "four of eight rollouts, three calls each";
-    EXPECT_EQ(m["cached_tokens"], 8 * 64) << "the second and third call of each find the first page";
+    EXPECT_EQ(m["cached_tokens"], 8 * 69) << "the second and third call of each find all of the prompt but its last token";
   }
 }
 

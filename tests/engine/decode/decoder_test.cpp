@@ -154,6 +154,29 @@ TEST(Decoder, SiblingsShareOnePrefill) {
   EXPECT_EQ(decoder.stats().prompt_tokens, 8u * prompt.size());
 }
 
+// Goes wrong if the next turn of a conversation computes again what the last one left: only its new tokens may run.
+TEST(Decoder, TheNextTurnStartsWhereTheLastEnded) {
+  auto model = std::make_unique<FakeModel>(kVocab, 4096, 100);
+  FakeModel* fake = model.get();
+  Decoder decoder(std::move(model), {});
+  ASSERT_TRUE(decoder.SwapWeights({}, {1, 0}).ok());
+  std::vector<int32_t> known(90, 3);
+  for (int turn = 0; turn < 6; ++turn) {
+    const size_t before = fake->tokens_run();
+    DecodeRequest r{.ids = known, .sampling = {.max_tokens = 10}, .key = {.a = static_cast<uint64_t>(turn)}};
+    uint64_t id = *decoder.Add(r);
+    Drawn d = RunAll(decoder)[id];
+    EXPECT_EQ(d, Alone(r));
+    // The last token drawn was never run, and the tool's twenty are new: 21 to run, and nine of ten to draw from.
+    if (turn > 0) {
+      EXPECT_EQ(fake->tokens_run() - before, 21u + 9u);
+    }
+    known.insert(known.end(), d.ids.begin(), d.ids.end());
+    known.insert(known.end(), 20, turn);
+  }
+  EXPECT_EQ(decoder.stats().free_pages, 100);
+}
+
 // Goes wrong if a token after a swap is drawn from keys of the old version (retract), or is not marked (span).
 TEST(Decoder, SwapRetractsOrMarks) {
   for (InFlight mode : {InFlight::kRetract, InFlight::kSpan}) {
@@ -204,7 +227,7 @@ TEST(Decoder, CacheNeverCrossesVersions) {
   add();
   RunAll(*decoder);
   uint64_t again = add();
-  EXPECT_EQ(RunAll(*decoder)[again].cached, 192u);
+  EXPECT_EQ(RunAll(*decoder)[again].cached, 199u) << "three pages and a copy of seven positions";
   EXPECT_EQ(decoder->SwapWeights({}, {1, 5}).code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(decoder->SwapWeights({}, {1, 4}).code(), StatusCode::kFailedPrecondition);
   ASSERT_TRUE(decoder->SwapWeights({}, {2, 0}).ok());

@@ -36,6 +36,14 @@ class FakeModel : public StepModel {
     free_.push_back(page);
   }
 
+  void CopyPage(int32_t from, int32_t to, int positions) override {
+    TEMPER_CHECK(held_[from] && held_[to]);
+    for (int i = 0; i < positions; ++i) {
+      TEMPER_CHECK(slots_[from][i].used && !slots_[to][i].used);
+      slots_[to][i] = slots_[from][i];
+    }
+  }
+
   // The fake's weights are a number that rises with each swap.
   void SetWeights(const ComputeWeights&) override { ++generation_; }
 

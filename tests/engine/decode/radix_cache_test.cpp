@@ -105,6 +105,37 @@ TEST(RadixCache, MergesEqualPages) {
   cache.CheckInvariants();
 }
 
+// Goes wrong if the start of a page is found that holds other tokens, or if superseded tails pile up.
+TEST(RadixCache, FindsTheLongestStartOfAPage) {
+  Pages pages(8);
+  RadixCache cache(&pages);
+  const Version v{1, 0};
+  auto t = Tokens(1, 1);
+  std::vector<int32_t> path = Fill(cache, v, t);
+  std::vector<int32_t> a = {5, 6, 7, 8}, longer = {5, 6, 7, 8, 9, 9}, other = {5, 6, 1};
+  cache.EnterTail(v, path, a, cache.Allocate());
+  EXPECT_EQ(cache.free_pages(), 6);
+  cache.EnterTail(v, path, longer, cache.Allocate());
+  EXPECT_EQ(cache.free_pages(), 6) << "the shorter one is dropped";
+  cache.EnterTail(v, path, a, cache.Allocate());
+  EXPECT_EQ(cache.free_pages(), 6) << "and not entered again";
+  cache.EnterTail(v, path, other, cache.Allocate());
+  EXPECT_EQ(cache.free_pages(), 5);
+  cache.CheckInvariants();
+  auto find = [&](std::vector<int32_t> rest) {
+    auto p = cache.FindPartial(v, path, rest);
+    if (p.page >= 0) cache.Release(p.page);
+    return p.positions;
+  };
+  EXPECT_EQ(find({5, 6, 7, 8, 9, 1}), 5);
+  EXPECT_EQ(find({5, 6, 1, 1}), 3);
+  EXPECT_EQ(find({5, 6, 1}), 2) << "one token is left to run";
+  EXPECT_EQ(find({4, 6}), 0);
+  EXPECT_EQ(cache.FindPartial({1, 1}, {}, t).positions, 0);
+  EXPECT_EQ(cache.FindPartial(v, {}, std::span(t).subspan(0, 40)).positions, 39) << "full pages count too";
+  cache.CheckInvariants();
+}
+
 // Goes wrong in some order of operations nobody thought of.
 TEST(RadixCache, RandomOperationsBalance) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
@@ -112,6 +143,7 @@ TEST(RadixCache, RandomOperationsBalance) {
     Pages pages(12);
     RadixCache cache(&pages);
     std::vector<std::vector<int32_t>> held;
+    std::vector<int64_t> made;
     int64_t version = 0;
     for (int i = 0; i < 500; ++i) {
       switch (rng() % 8) {
@@ -123,7 +155,20 @@ TEST(RadixCache, RandomOperationsBalance) {
         case 3:
           if (!held.empty()) {
             size_t k = rng() % held.size();
-            Release(cache, held[k]);
+            // The last page may stay as a tail, when the pages before it are of this version.
+            std::vector<int32_t>& h = held[k];
+            if (int32_t page = rng() % 2 ? cache.Allocate() : -1; page >= 0) {
+              std::vector<int32_t> tokens(1 + rng() % 63, static_cast<int32_t>(rng() % 3));
+              if (made[k] == version) {
+                cache.EnterTail({1, version}, h, tokens, page);
+                auto partial = cache.FindPartial({1, version}, h, tokens);
+                if (partial.page >= 0) cache.Release(partial.page);
+              } else {
+                cache.Release(page);
+              }
+            }
+            Release(cache, h);
+            made.erase(made.begin() + static_cast<int64_t>(k));
             held.erase(held.begin() + static_cast<int64_t>(k));
           }
           break;
@@ -137,6 +182,7 @@ TEST(RadixCache, RandomOperationsBalance) {
             if (!full) path.push_back(cache.Insert({1, version}, path, std::span(t).subspan(path.size() * 64, 64), page));
           }
           held.push_back(path);
+          made.push_back(version);
         }
       }
       cache.CheckInvariants();
