@@ -6,6 +6,7 @@
 
 #include "common/command.h"
 #include "datapool/commands.h"
+#include "sandbox/commands.h"
 #include "trainer/commands.h"
 
 namespace temper {
@@ -16,6 +17,7 @@ std::vector<Command> AllCommands() {
   auto add = [&](const std::vector<Command>& part) { all.insert(all.end(), part.begin(), part.end()); };
   add(trainer::Commands());
   add(datapool::Commands());
+  add(sandbox::Commands());
   return all;
 }
 

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -140,8 +139,8 @@ class LocalSandboxService::Loop {
     });
   }
 
-  void Stop() {
-    Status reset = Wait<Status>([this](auto done) {
+  void Close() {
+    Status closed = Wait<Status>([this](auto done) {
       closing_ = true;
       auto left = std::make_shared<int>(1);
       auto one = [left, done](Status) {
@@ -155,7 +154,11 @@ class LocalSandboxService::Loop {
       }
       one(Status::Ok());
     });
-    (void)reset;
+    (void)closed;  // always OK: a sandbox that could not be destroyed is the janitor's to remove
+  }
+
+  void Stop() {
+    Close();
     Post([this] { stop_ = true; });
     thread_.join();
   }
@@ -224,7 +227,7 @@ class LocalSandboxService::Loop {
         BeginDestroy(b);
         return done(Aborted("sandbox '" + id + "' was destroyed while it was made"));
       }
-      created_.fetch_add(1);
+      ++created_;
       done(Created{Fd(fcntl(b.work.get(), F_DUPFD_CLOEXEC, 0)), b.host_uid});
     });
   }
@@ -253,7 +256,7 @@ class LocalSandboxService::Loop {
     Running* r = run.get();
     box->running[r->exec_id] = std::move(run);
     ++running_;
-    commands_.fetch_add(1);
+    ++commands_;
     if (box->gone) return Finish(*box, r->exec_id, -1);
 
     Status started = SendExec(*box, *r, request, std::move(input));
@@ -306,14 +309,6 @@ class LocalSandboxService::Loop {
     return all;
   }
 
-  std::vector<std::pair<std::string, double>> Metrics() const {
-    return {{"sandboxes", static_cast<double>(living_.load())},
-            {"created", static_cast<double>(created_.load())},
-            {"commands", static_cast<double>(commands_.load())},
-            {"relay_connections", static_cast<double>(relay_connections_.load())},
-            {"relay_bytes", static_cast<double>(relay_bytes_.load())}};
-  }
-
  private:
   using OnReply = std::function<void(Result<JanitorReply>, std::vector<Fd>&&)>;
   struct Asked {
@@ -336,9 +331,13 @@ class LocalSandboxService::Loop {
     while (!stop_) {
       poller_->Wait(NextTimer());
       Tick();
-      living_.store(static_cast<int64_t>(boxes_.size()));
-      relay_connections_.store(relay_stats_.connections);
-      relay_bytes_.store(relay_stats_.bytes);
+      if (!options_.metrics) continue;
+      temper::Metrics& m = *options_.metrics;
+      m["sandboxes"].Set(static_cast<double>(boxes_.size()));
+      m["sandboxes_created"].Set(static_cast<double>(created_));
+      m["sandbox_commands"].Set(static_cast<double>(commands_));
+      m["relay_connections"].Set(static_cast<double>(relay_stats_.connections));
+      m["relay_bytes"].Set(static_cast<double>(relay_stats_.bytes));
     }
   }
 
@@ -680,7 +679,7 @@ class LocalSandboxService::Loop {
   uint32_t exec_ids_ = 0;
   size_t running_ = 0;
   RelayStats relay_stats_;
-  std::atomic<int64_t> living_{0}, created_{0}, commands_{0}, relay_connections_{0}, relay_bytes_{0};
+  int64_t created_ = 0, commands_ = 0;
 };
 
 LocalSandboxService::LocalSandboxService(std::unique_ptr<Loop> loop) : loop_(std::move(loop)) {}
@@ -701,6 +700,8 @@ Result<std::unique_ptr<LocalSandboxService>> LocalSandboxService::Start(const Se
 }
 
 LocalSandboxService::~LocalSandboxService() { loop_->Stop(); }
+
+void LocalSandboxService::Close() { loop_->Close(); }
 
 Result<SandboxInfo> LocalSandboxService::Create(const CreateRequest& request) {
   using Made = Result<Loop::Created>;
@@ -750,7 +751,5 @@ Status LocalSandboxService::Destroy(const std::string& id) {
 Result<std::vector<SandboxInfo>> LocalSandboxService::List() {
   return loop_->Wait<std::vector<SandboxInfo>>([&](auto done) { done(loop_->List()); });
 }
-
-std::vector<std::pair<std::string, double>> LocalSandboxService::Metrics() const { return loop_->Metrics(); }
 
 }  // namespace temper::sandbox

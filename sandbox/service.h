@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "common/metrics.h"
 #include "sandbox/client.h"
 
 namespace temper::sandbox {
@@ -15,14 +16,16 @@ struct ServiceOptions {
   // TCP address "HOST:PORT" of the gateway's agent plane, to which sandboxes with `relay` are connected; "" refuses them.
   // While it does not answer, a connection waits (retried every 0.1 s for 60 s).
   std::string gateway_address;
-  int relay_connections_max = 2048;
+  // Gets gauges "sandboxes", "relay_connections" and counters "sandboxes_created", "sandbox_commands", "relay_bytes" when set.
+  // Not owned.
+  temper::Metrics* metrics = nullptr;
 };
 
 class LocalSandboxService final : public SandboxService {
  public:
   // Resets the janitor: sandboxes of a former service on the same channel are killed.
   static Result<std::unique_ptr<LocalSandboxService>> Start(const ServiceOptions& options);
-  ~LocalSandboxService() override;  // destroys every sandbox
+  ~LocalSandboxService() override;
 
   Result<SandboxInfo> Create(const CreateRequest& request) override;
   Result<ExecResult> Exec(const ExecRequest& request) override;
@@ -34,8 +37,8 @@ class LocalSandboxService final : public SandboxService {
   // Exec without a blocked thread: `done` is called once, from the loop thread, and must not block.
   void ExecAsync(const ExecRequest& request, std::function<void(Result<ExecResult>)> done);
 
-  // Counters for the live view: "sandboxes", "created", "commands", "relay_connections", "relay_bytes".
-  std::vector<std::pair<std::string, double>> Metrics() const;
+  // Destroys every sandbox, ends every command (kInfra "destroyed") and refuses new ones. Idempotent; the destructor does it.
+  void Close();
 
  private:
   class Loop;

@@ -123,7 +123,7 @@ struct SandboxInfo {
 
 struct ExportOptions {
   std::string path;  // relative to the work folder; "" = all of it
-  int64_t bytes_max = int64_t{256} << 20;
+  int64_t bytes_max = int64_t{192} << 20;  // an answer has to fit into one message
   int64_t files_max = 100000;
 };
 
