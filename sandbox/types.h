@@ -23,7 +23,7 @@ inline constexpr char kToolExecVariable[] = "TEMPER_TOOL_EXEC";
 // Bounds of one sandbox. 0 means "no bound" for cpu_s only; everything else is always bounded.
 struct Limits {
   int64_t memory_bytes = int64_t{256} << 20;  // everything the payload uses, the contents of its files included
-  int64_t processes = 64;                     // tasks (threads count), the sandbox's own init included
+  int64_t processes = 64;                     // tasks of the payload (threads count)
   int64_t disk_bytes = int64_t{64} << 20;     // /work, /tmp and /dev/shm together
   int64_t files = 8192;                       // inodes of the same
   double cpu_s = 0;                           // processor time of the whole sandbox, over all its commands
