@@ -8,6 +8,7 @@
 #include "datapool/commands.h"
 #include "sandbox/commands.h"
 #include "trainer/commands.h"
+#include "verifiers/commands.h"
 
 namespace temper {
 namespace {
@@ -18,6 +19,7 @@ std::vector<Command> AllCommands() {
   add(trainer::Commands());
   add(datapool::Commands());
   add(sandbox::Commands());
+  add(verifiers::Commands());
   return all;
 }
 

@@ -1,9 +1,13 @@
 #include "sandbox/door.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
+#include <cerrno>
 
 #include "common/file.h"
 #include "common/strings.h"
+#include "sandbox/files.h"
 #include "sandbox/service.h"
 
 namespace temper::sandbox {
@@ -58,6 +62,12 @@ Status ParseLimits(std::string_view text, Limits* limits) {
     }
   }
   return Status::Ok();
+}
+
+Result<std::vector<File>> ReadFolder(const std::string& path, const ExportOptions& options) {
+  Fd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus("folder " + path, errno);
+  return TakeFiles(fd.get(), options);
 }
 
 Result<Mount> ParseMount(std::string_view text) {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/status.h"
 #include "sandbox/client.h"
@@ -29,6 +30,8 @@ class OwnSandboxes {
 // "memory=64MiB,processes=32,cpu_s=1.5": changes only what is named. kInvalidArgument names the wrong key (with the nearest
 // right one) or value.
 Status ParseLimits(std::string_view text, Limits* limits);
+// A host folder as files of a work folder. Links are read, not followed.
+Result<std::vector<File>> ReadFolder(const std::string& path, const ExportOptions& options = {});
 // "SOURCE:TARGET"; SOURCE is made absolute.
 Result<Mount> ParseMount(std::string_view text);
 // "auto", "v2", "hybrid", "none".

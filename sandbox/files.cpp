@@ -202,10 +202,4 @@ Result<std::vector<File>> TakeFiles(int work_fd, const ExportOptions& options) {
   return std::move(taker.files);
 }
 
-Result<std::vector<File>> ReadFolder(const std::string& path, const ExportOptions& options) {
-  Fd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.valid()) return ErrnoStatus("folder " + path, errno);
-  return TakeFiles(fd.get(), options);
-}
-
 }  // namespace temper::sandbox

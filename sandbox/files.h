@@ -17,7 +17,5 @@ namespace temper::sandbox {
 Status PutFiles(int work_fd, const std::vector<File>& files, uint32_t uid, uint32_t gid);
 // See SandboxService::Export.
 Result<std::vector<File>> TakeFiles(int work_fd, const ExportOptions& options);
-// A host folder in the same form. Links are read, not followed.
-Result<std::vector<File>> ReadFolder(const std::string& path, const ExportOptions& options = {});
 
 }  // namespace temper::sandbox

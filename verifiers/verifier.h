@@ -25,9 +25,7 @@ struct Verdict {
   std::string evidence_json = "{}";          // a JSON object; of an infra failure {"reason":…,"message":…,"log":…}
 };
 
-// What a verifier gets. As JSON (the standard input of a command verifier):
-//   {"task":{…},"outcome":"scored|truncated|…","final_text":"…","files":["path",…],"metadata":{…}}
-// `files` names the regular files of the work folder, which the verifier finds in its own work folder, /work.
+// What a verifier gets.
 struct Case {
   std::string task_json = "{}";      // a JSON object: the task with its answers, as the task source made it
   std::string outcome = "sealed";    // how the rollout ended before verification
@@ -35,9 +33,12 @@ struct Case {
   std::string metadata_json = "{}";  // a JSON object: session, group, rollout, attempt…
   std::vector<sandbox::File> files;  // exported state of the agent's sandbox
 };
-// The JSON form, one object without a line end. `include_files`: also {"contents":[{"path","bytes_base64"|"text","mode","link"}]},
-// which CaseFromJson reads back (the door's form).
+// One object without a line end, the standard input of a command verifier:
+//   {"task":{…},"outcome":"…","final_text":"…","metadata":{…},"files":["path",…]}
+// `files` names the regular files, which the verifier finds in its own work folder, /work. With `include_contents` they are
+// objects instead: {"path","text"|"base64"|"link"|"folder":true,"mode"}: what `temper verifier run --case` reads.
 std::string CaseToJson(const Case& c, bool include_contents = false);
+// Every key may be absent. `files` may also be an object {"path":"text"}. Errors name the field.
 Result<Case> CaseFromJson(const std::string& json);
 
 class Verifier {
@@ -47,9 +48,9 @@ class Verifier {
 };
 
 // Reads what a command wrote to file descriptor 3: exactly one JSON object with a finite number `reward`, optional
-// `components` (finite numbers) and `evidence` (object). Anything else is an infra failure that says why. A verifier may
-// also answer {"outcome":"infra_failure","evidence":{…}}.
-Verdict ParseVerdict(const std::string& bytes);
+// `components` (finite numbers) and `evidence` (object); other keys are left alone. A verifier may also answer
+// {"outcome":"infra_failure","evidence":{…}}. An error says why it is no verdict, which makes it an infra failure.
+Result<Verdict> ParseVerdict(const std::string& bytes);
 // One object as `temper verifier run` prints it: {"outcome":…,"reward":…|null,"components":{…},"evidence":{…}}.
 std::string VerdictToJson(const Verdict& verdict);
 
