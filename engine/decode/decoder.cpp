@@ -112,8 +112,7 @@ struct Decoder::State {
       int64_t common = found.positions() + 1;
       while (common < common_max && s.tokens[common] == r->tokens[common]) ++common;
       const int64_t ready = std::min(common, r->computed) - static_cast<int64_t>(base);
-      if (ready > found.partial.positions && r->pages.size() > found.path.size() &&
-          (found.path.empty() || r->pages[found.path.size() - 1] == found.path.back())) {
+      if (ready > found.partial.positions) {
         if (found.partial.page >= 0) cache.Release(found.partial.page);
         found.partial = {r->pages[found.path.size()], static_cast<int>(std::min<int64_t>(ready, kPage))};
         cache.Retain(found.partial.page);

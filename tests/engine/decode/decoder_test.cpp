@@ -218,6 +218,28 @@ TEST(Decoder, SwapRetractsOrMarks) {
   }
 }
 
+// Goes wrong if a new sequence takes keys from one that runs on over a swap (span): those are of two versions.
+TEST(Decoder, NewcomersTakeNothingFromMixedSequences) {
+  auto decoder = MakeDecoder(64, {.in_flight = InFlight::kSpan});
+  ASSERT_TRUE(decoder->SwapWeights({}, {1, 0}).ok());
+  DecodeRequest old{.ids = std::vector<int32_t>(100, 3), .sampling = {.max_tokens = 200}, .key = {.a = 1}};
+  uint64_t running = *decoder->Add(old);
+  std::vector<DecodeEvent> events;
+  for (int i = 0; i < 50; ++i) decoder->Step(&events);
+  ASSERT_TRUE(decoder->SwapWeights({}, {1, 1}).ok());
+  DecodeRequest young{.ids = old.ids, .sampling = {.max_tokens = 30}, .key = {.a = 2}};
+  uint64_t id = *decoder->Add(young);
+  auto out = RunAll(*decoder);
+  auto fresh = MakeDecoder(64, {});
+  ASSERT_TRUE(fresh->SwapWeights({}, {1, 0}).ok());
+  ASSERT_TRUE(fresh->SwapWeights({}, {1, 1}).ok());
+  uint64_t alone = *fresh->Add(young);
+  EXPECT_EQ(out[id], RunAll(*fresh)[alone]);
+  EXPECT_EQ(out[id].cached, 0u);
+  EXPECT_TRUE(out[running].mixed.back());
+  EXPECT_FALSE(out[id].mixed.back());
+}
+
 // Goes wrong if the prefix cache answers across versions, or versions can go backwards.
 TEST(Decoder, CacheNeverCrossesVersions) {
   auto decoder = MakeDecoder(64, {});
