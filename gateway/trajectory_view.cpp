@@ -1,0 +1,157 @@
+#include "gateway/trajectory_view.h"
+
+#include <algorithm>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "common/json.h"
+#include "common/strings.h"
+#include "temper/v1/types.pb.h"
+
+namespace temper::gateway {
+namespace {
+
+constexpr const char* kDim = "\x1b[2m";
+constexpr const char* kGreen = "\x1b[32m";
+constexpr const char* kYellow = "\x1b[33m";
+constexpr const char* kBold = "\x1b[1m";
+constexpr const char* kOff = "\x1b[0m";
+
+Result<v1::Trajectory> Parse(const std::string& serialised) {
+  v1::Trajectory t;
+  if (!t.ParseFromString(serialised)) return DataLoss("not a stored trajectory");
+  for (int i = 0; i < t.runs_size(); ++i) {
+    const auto& run = t.runs(i);
+    if (run.id() != i || run.parent() >= i || run.parent() < -1) {
+      return DataLoss(fmt::format("run {} of {} has id {} and parent {}", i, t.session(), run.id(), run.parent()));
+    }
+    if (run.logprobs_size() != (run.provenance() == v1::SAMPLED ? run.ids_size() : 0)) {
+      return DataLoss(fmt::format("run {} of {} has {} logprobs for {} tokens", i, t.session(), run.logprobs_size(), run.ids_size()));
+    }
+  }
+  return t;
+}
+
+class TreePrinter {
+ public:
+  TreePrinter(const v1::Trajectory& t, const TrajectoryViewOptions& options) : t_(t), options_(options) {
+    for (const auto& run : t.runs()) children_[run.parent()].push_back(run.id());
+  }
+
+  std::string Print() {
+    int sampled = 0, context = 0;
+    for (const auto& run : t_.runs()) (run.provenance() == v1::SAMPLED ? sampled : context) += run.ids_size();
+    out_ += Paint(kBold, t_.session());
+    out_ += fmt::format("  {}", t_.outcome().empty() ? "open" : t_.outcome());
+    if (!t_.reason().empty()) out_ += "(" + t_.reason() + ")";
+    out_ += fmt::format("  reward {:.9g}", t_.reward());
+    for (const auto& [name, value] : std::map<std::string, double>(t_.components().begin(), t_.components().end())) {
+      out_ += fmt::format("  {}={:.9g}", name, value);
+    }
+    out_ += fmt::format("\ntask {}{}  {} calls  {} tokens sampled  {} context  {:.2f} s\n", t_.task_id(),
+                        t_.family().empty() ? "" : " [" + t_.family() + "]", t_.calls_size(), sampled, context, t_.wall_s());
+    for (const auto& flag : t_.flags()) out_ += Paint(kYellow, "  " + flag) + "\n";
+    for (int root : children_[-1]) Walk(root, "");
+    return std::move(out_);
+  }
+
+ private:
+  std::string Paint(const char* colour, const std::string& text) const { return options_.colour ? colour + text + kOff : text; }
+
+  // A chain stays at one indentation; only branches move to the right.
+  void Walk(int id, std::string indent) {
+    for (;;) {
+      One(t_.runs(id), indent);
+      const auto& next = children_[id];
+      if (next.empty()) return;
+      if (next.size() > 1) break;
+      id = next[0];
+    }
+    for (int child : children_[id]) Walk(child, indent + "    ");
+  }
+
+  void One(const v1::TokenRun& run, const std::string& indent) {
+    const bool sampled = run.provenance() == v1::SAMPLED;
+    std::string facts = fmt::format("#{} {}  call {}  {} tokens", run.id(), sampled ? "sampled" : "context", run.call(), run.ids_size());
+    if (sampled) {
+      double sum = 0;
+      for (float lp : run.logprobs()) sum += lp;
+      facts += fmt::format("  choice {}  version {}  T {}  logprob {:.4f} a token", run.choice(), run.version().step(),
+                           FormatFloat(run.temperature()), run.ids_size() ? sum / run.ids_size() : 0);
+      if (run.mixed()) facts += "  mixed";
+      if (!run.trainable()) facts += "  not trained";
+    }
+    out_ += indent + Paint(kDim, facts) + "\n";
+    const char* colour = sampled ? kGreen : "";
+    const std::vector<int32_t> ids(run.ids().begin(), run.ids().end());
+    if (sampled && options_.tokens) {
+      for (size_t i = 0; i < ids.size(); ++i) {
+        out_ += indent + fmt::format("  {:9.4f}  ", run.logprobs(static_cast<int>(i))) + Paint(colour, Text({ids[i]})) + "\n";
+      }
+      return;
+    }
+    std::string text = Text(ids);
+    size_t at = 0;
+    while (at <= text.size()) {
+      const size_t end = std::min(text.find('\n', at), text.size());
+      out_ += indent + "  " + (*colour ? Paint(colour, text.substr(at, end - at)) : text.substr(at, end - at)) + "\n";
+      at = end + 1;
+    }
+  }
+
+  // Control characters other than line ends are shown, so that tool output cannot drive the terminal.
+  std::string Text(const std::vector<int32_t>& ids) const {
+    if (!options_.decode) return fmt::format("{}", fmt::join(ids, " "));
+    std::string text;
+    for (unsigned char c : options_.decode(ids)) {
+      if (c == '\n' && ids.size() > 1) {
+        text += '\n';
+      } else if (c < 0x20 || c == 0x7f) {
+        text += fmt::format("\\x{:02x}", c);
+      } else {
+        text += static_cast<char>(c);
+      }
+    }
+    return text;
+  }
+
+  const v1::Trajectory& t_;
+  const TrajectoryViewOptions& options_;
+  std::map<int, std::vector<int>> children_;
+  std::string out_;
+};
+
+}  // namespace
+
+Result<std::string> TrajectoryJson(const std::string& serialised) {
+  ASSIGN_OR_RETURN(const v1::Trajectory t, Parse(serialised));
+  JsonWriter w;
+  w.BeginObject().Key("session").String(t.session()).Key("task").String(t.task_id()).Key("outcome").String(t.outcome());
+  w.Key("reason").String(t.reason()).Key("reward").Double(t.reward()).Key("components").BeginObject();
+  for (const auto& [name, value] : std::map<std::string, double>(t.components().begin(), t.components().end())) {
+    w.Key(name).Double(value);
+  }
+  w.EndObject().Key("flags").BeginArray();
+  for (const auto& flag : t.flags()) w.String(flag);
+  w.EndArray().Key("nodes").BeginArray();
+  for (const auto& run : t.runs()) {
+    const bool sampled = run.provenance() == v1::SAMPLED;
+    w.BeginObject().Key("id").Int(run.id()).Key("parent").Int(run.parent());
+    w.Key("provenance").String(sampled ? "sampled" : "context").Key("ids").Ints(run.ids()).Key("logprobs").Floats(run.logprobs());
+    w.Key("version");
+    sampled ? w.Int(run.version().step()) : w.Null();
+    w.Key("mixed").Bool(run.mixed()).Key("temperature");
+    sampled ? w.Float(run.temperature()) : w.Null();
+    w.Key("call").Int(run.call()).Key("choice").Int(run.choice()).Key("trainable").Bool(run.trainable()).EndObject();
+  }
+  w.EndArray().EndObject();
+  return w.Take();
+}
+
+Result<std::string> TrajectoryText(const std::string& serialised, const TrajectoryViewOptions& options) {
+  ASSIGN_OR_RETURN(const v1::Trajectory t, Parse(serialised));
+  return TreePrinter(t, options).Print();
+}
+
+}  // namespace temper::gateway

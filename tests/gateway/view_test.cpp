@@ -1,0 +1,74 @@
+#include "gateway/trajectory_view.h"
+
+#include <gtest/gtest.h>
+
+#include "temper/v1/types.pb.h"
+
+namespace temper::gateway {
+namespace {
+
+v1::Trajectory Example() {
+  v1::Trajectory t;
+  t.set_session("3.1.2");
+  t.set_task_id("t9");
+  t.set_outcome("scored");
+  t.set_reward(0.1);
+  (*t.mutable_components())["files"] = 1;
+  t.add_flags("ill_formed");
+  auto* prompt = t.add_runs();
+  prompt->set_id(0);
+  prompt->set_parent(-1);
+  for (uint32_t id : {72, 105, 10, 27}) prompt->add_ids(id);
+  for (int choice : {0, 1}) {
+    auto* run = t.add_runs();
+    run->set_id(1 + choice);
+    run->set_parent(0);
+    run->set_provenance(v1::SAMPLED);
+    run->add_ids(65 + choice);
+    run->add_logprobs(-0.1f);
+    run->mutable_version()->set_step(4);
+    run->set_temperature(0.7f);
+    run->set_choice(choice);
+    run->set_trainable(choice == 0);
+  }
+  return t;
+}
+
+// The JSON is a stable format that users parse.
+TEST(TrajectoryView, Json) {
+  EXPECT_EQ(*TrajectoryJson(Example().SerializeAsString()),
+            R"({"session":"3.1.2","task":"t9","outcome":"scored","reason":"","reward":0.1,"components":{"files":1},"flags":["ill_formed"],"nodes":[)"
+            R"({"id":0,"parent":-1,"provenance":"context","ids":[72,105,10,27],"logprobs":[],"version":null,"mixed":false,"temperature":null,"call":0,"choice":0,"trainable":false},)"
+            R"({"id":1,"parent":0,"provenance":"sampled","ids":[65],"logprobs":[-0.1],"version":4,"mixed":false,"temperature":0.7,"call":0,"choice":0,"trainable":true},)"
+            R"({"id":2,"parent":0,"provenance":"sampled","ids":[66],"logprobs":[-0.1],"version":4,"mixed":false,"temperature":0.7,"call":0,"choice":1,"trainable":false}]})");
+}
+
+// Text that an agent's tools printed must not reach the terminal as commands to it.
+TEST(TrajectoryView, TextShowsControlCharacters) {
+  TrajectoryViewOptions options;
+  options.decode = [](const std::vector<int32_t>& ids) { return std::string(ids.begin(), ids.end()); };
+  const std::string shown = *TrajectoryText(Example().SerializeAsString(), options);
+  EXPECT_EQ(shown,
+            "3.1.2  scored  reward 0.1  files=1\n"
+            "task t9  0 calls  2 tokens sampled  4 context  0.00 s\n"
+            "  ill_formed\n"
+            "#0 context  call 0  4 tokens\n  Hi\n  \\x1b\n"
+            "    #1 sampled  call 0  1 tokens  choice 0  version 4  T 0.7  logprob -0.1000 a token\n      A\n"
+            "    #2 sampled  call 0  1 tokens  choice 1  version 4  T 0.7  logprob -0.1000 a token  not trained\n      B\n");
+  options.colour = options.tokens = true;
+  EXPECT_NE(TrajectoryText(Example().SerializeAsString(), options)->find("\x1b[32mA\x1b[0m"), std::string::npos);
+}
+
+// A damaged record must be an error, not an endless walk.
+TEST(TrajectoryView, RefusesWhatIsNoTree) {
+  EXPECT_EQ(TrajectoryJson("rubbish").status().code(), StatusCode::kDataLoss);
+  v1::Trajectory t = Example();
+  t.mutable_runs(1)->set_parent(2);
+  EXPECT_EQ(TrajectoryText(t.SerializeAsString(), {}).status().code(), StatusCode::kDataLoss);
+  t = Example();
+  t.mutable_runs(1)->clear_logprobs();
+  EXPECT_EQ(TrajectoryJson(t.SerializeAsString()).status().code(), StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace temper::gateway
