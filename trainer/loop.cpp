@@ -22,7 +22,7 @@ namespace temper::trainer {
 namespace {
 
 constexpr uint32_t kLeaseWaitMs = 500;
-constexpr double kPoolPatienceS = 120;  // how long the pool may be away, a restart included
+constexpr double kPatienceS = 120;  // how long another part may be away, a restart included
 constexpr int64_t kProofTokens = 1 << 16;
 
 std::string MetricsPath(const std::string& run_dir) { return run_dir + "/metrics.jsonl"; }
@@ -120,8 +120,8 @@ class Loop {
     RETURN_IF_ERROR(PublishWeights());
     // Paused before it may admit anything: the first evaluation holds the version.
     const bool evaluate_first = WantsEvaluation(state_.step);
-    RETURN_IF_ERROR(WithPool("pause", [&] { return doors_.pool.Pause(evaluate_first); }));
-    RETURN_IF_ERROR(WithPool("attach", [&]() -> Status {
+    RETURN_IF_ERROR(Patiently("data pool, pause", [&] { return doors_.pool.Pause(evaluate_first); }));
+    RETURN_IF_ERROR(Patiently("data pool, attach", [&]() -> Status {
       return doors_.pool.AttachTrainer(options_.incarnation, state_.step).status();
     }));
     if (evaluate_first) RETURN_IF_ERROR(Evaluate());
@@ -133,15 +133,16 @@ class Loop {
   bool stopped() const { return doors_.stopped.load(std::memory_order_relaxed); }
   double Now() const { return doors_.clock.NowS(); }
 
-  // Repeats a call while the pool is away (it may be restarting), for a bounded time.
-  Status WithPool(const char* what, const std::function<Status()>& call) {
-    const double give_up_s = Now() + kPoolPatienceS;
+  // Repeats a call while the part it goes to is away (it may be restarting), for a bounded time.
+  Status Patiently(const std::string& what, const std::function<Status()>& call) {
+    double give_up_s = 0;
     while (true) {
       const Status status = call();
       const bool away = status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kDeadlineExceeded;
-      if (!away) return status.ok() ? status : status.WithContext(fmt::format("data pool, {}", what));
-      if (stopped()) return Cancelled("stopped while the data pool was away");
-      if (Now() > give_up_s) return status.WithContext(fmt::format("data pool, {}: away for {:g} s", what, kPoolPatienceS));
+      if (!away) return status.ok() ? status : status.WithContext(what);
+      if (stopped()) return Cancelled("stopped: " + what);
+      if (give_up_s == 0) give_up_s = Now() + kPatienceS;
+      if (Now() > give_up_s) return status.WithContext(fmt::format("{}: away for {:g} s", what, kPatienceS));
       doors_.clock.SleepS(0.1);
     }
   }
@@ -223,17 +224,21 @@ class Loop {
   // The pool is paused already. After the last step it stays so: nothing more is to be sampled.
   Status Evaluate() {
     const int64_t version = state_.step, number = EvaluationNumber(version);
-    Result<Evaluation> evaluation = doors_.evaluator(number, version);
-    if (!evaluation.ok()) return evaluation.status().WithContext(fmt::format("evaluation {} at version {}", number, version));
+    Evaluation evaluation;
+    RETURN_IF_ERROR(Patiently(fmt::format("evaluation {} at version {}", number, version), [&]() -> Status {
+      Result<Evaluation> result = doors_.evaluator(number, version);
+      if (result.ok()) evaluation = std::move(*result);
+      return result.status();
+    }));
     OnPolicyCheck check;
-    if (!evaluation->probe.empty()) {
-      ASSIGN_OR_RETURN(check, Probe(evaluation->probe, version));
+    if (!evaluation.probe.empty()) {
+      ASSIGN_OR_RETURN(check, Probe(evaluation.probe, version));
       if (!check.first_mismatch.empty()) return Disagreement(check, version);
     }
     JsonWriter w;
-    w.BeginObject().Key("evaluation").Int(number).Key("version").Int(version).Key("pass_rate").Double(evaluation->pass_rate);
+    w.BeginObject().Key("evaluation").Int(number).Key("version").Int(version).Key("pass_rate").Double(evaluation.pass_rate);
     w.Key("families").BeginObject();
-    for (const auto& [family, rate] : evaluation->families) w.Key(family).Double(rate);
+    for (const auto& [family, rate] : evaluation.families) w.Key(family).Double(rate);
     w.EndObject().Key("on_policy_tokens").Int(check.tokens);
     w.Key("importance_ratio_max_dev_on_policy").Double(check.max_deviation).EndObject();
     ASSIGN_OR_RETURN(const auto lines, ReadLines(EvaluationsPath(options_.run_dir)));
@@ -243,10 +248,10 @@ class Loop {
       if (other != number) text += line + "\n";
     }
     RETURN_IF_ERROR(WriteFileAtomic(EvaluationsPath(options_.run_dir), text + w.Take() + "\n"));
-    doors_.metrics["pass_rate"].Set(evaluation->pass_rate);
-    doors_.metrics.Say(fmt::format("evaluation at version {}: {:.3f}", version, evaluation->pass_rate));
+    doors_.metrics["pass_rate"].Set(evaluation.pass_rate);
+    doors_.metrics.Say(fmt::format("evaluation at version {}: {:.3f}", version, evaluation.pass_rate));
     if (version == options_.steps) return Status::Ok();
-    return WithPool("pause", [&] { return doors_.pool.Pause(false); });
+    return Patiently("data pool, pause", [&] { return doors_.pool.Pause(false); });
   }
 
   // Forward only, over rollouts drawn at the version that is scored.
@@ -284,7 +289,7 @@ class Loop {
     while (true) {
       if (stopped()) return Cancelled("stopped");
       datapool::LeaseReply reply;
-      RETURN_IF_ERROR(WithPool("lease", [&]() -> Status {
+      RETURN_IF_ERROR(Patiently("data pool, lease", [&]() -> Status {
         Result<datapool::LeaseReply> lease = doors_.pool.Lease(options_.incarnation, state_.step, kLeaseWaitMs);
         if (lease.ok()) reply = std::move(*lease);
         return lease.status();
@@ -379,12 +384,12 @@ class Loop {
     const bool evaluate = WantsEvaluation(state_.step);
     const bool last = state_.step == options_.steps;
     // Before the update frees slots, so that nothing is admitted at a version that is to be evaluated first.
-    if (evaluate || last) RETURN_IF_ERROR(WithPool("pause", [&] { return doors_.pool.Pause(true); }));
-    RETURN_IF_ERROR(WithPool("update", [&] { return doors_.pool.Update(options_.incarnation, state_.step - 1); }));
+    if (evaluate || last) RETURN_IF_ERROR(Patiently("data pool, pause", [&] { return doors_.pool.Pause(true); }));
+    RETURN_IF_ERROR(Patiently("data pool, update", [&] { return doors_.pool.Update(options_.incarnation, state_.step - 1); }));
     report.publish_s = lap();
     if (last || state_.step % options_.checkpoint_every == 0) {
       RETURN_IF_ERROR(SaveCheckpoint(options_.run_dir, state_, text_, options_.keep));
-      RETURN_IF_ERROR(WithPool("commit", [&] { return doors_.pool.Commit(state_.step); }));
+      RETURN_IF_ERROR(Patiently("data pool, commit", [&] { return doors_.pool.Commit(state_.step); }));
     }
     report.checkpoint_s = lap();
     report.wall_s = Now() - start_s_;
@@ -475,7 +480,10 @@ Result<TrainTotals> ReadTrainTotals(const std::string& run_dir) {
 
 Status RunTraining(const TrainerOptions& options, const engine::Parameters& initial, const text::TextFiles& text, TrainerDoors doors) {
   Loop loop(options, text, doors);
-  return loop.Run(initial);
+  const Status status = loop.Run(initial);
+  // Whatever fails while everything is being stopped is the stop.
+  const bool stop = !status.ok() && status.code() != StatusCode::kDataLoss && doors.stopped.load();
+  return stop ? Cancelled(status.message()) : status;
 }
 
 }  // namespace temper::trainer
