@@ -80,9 +80,10 @@ class ScriptedPool final : public datapool::DataPool {
   }
   Result<datapool::LeaseReply> Lease(const std::string&, int64_t batch, uint32_t) override {
     if (away-- > 0) return Unavailable("the pool restarts");
-    if (batch == stop_at) return datapool::LeaseReply{.batch = batch, .closed = true};
-    if (!store_.count(batch)) store_[batch] = Sample(batch);
     datapool::LeaseReply reply;
+    reply.closed = batch == stop_at;
+    if (reply.closed) return reply;
+    if (!store_.count(batch)) store_[batch] = Sample(batch);
     reply.ready = true;
     reply.batch = batch;
     reply.groups = store_[batch];
@@ -241,7 +242,7 @@ std::vector<json::value> Lines(const std::string& path) {
 
 class LoopTest : public testing::TestWithParam<engine::Profile> {};
 INSTANTIATE_TEST_SUITE_P(Profiles, LoopTest, testing::Values(engine::Profile::kBf16, engine::Profile::kF32),
-                         [](const auto& info) { return std::string(engine::ProfileName(info.param)); });
+                         [](const auto& p) { return std::string(engine::ProfileName(p.param)); });
 
 // A job could claim agreement with the workers without having checked, or free slots before its weights are served.
 TEST_P(LoopTest, TrainsProvesAndCounts) {
@@ -496,7 +497,9 @@ TEST(Wire, MutatedTrajectoriesNeverCrash) {
     ++accepted;
     Group group;
     group.rollouts = {*rollout};
-    if (auto batch = BuildBatch({group}, {}); batch.ok()) EXPECT_GE(batch->logical_tokens, batch->tree_tokens);
+    if (auto batch = BuildBatch({group}, {}); batch.ok()) {
+      EXPECT_GE(batch->logical_tokens, batch->tree_tokens);
+    }
   }
   EXPECT_GT(accepted, 100);
 }
