@@ -19,14 +19,15 @@
 #include "common/process.h"
 #include "common/rpc.h"
 #include "common/strings.h"
+#include "datapool/types.h"
 #include "engine/engine.h"
 #include "job/initial_model.h"
-#include "job/live_view.h"
 #include "job/plan.h"
 #include "job/roles.h"
 #include "job/run_folder.h"
 #include "job/summary.h"
 #include "job/supervisor.h"
+#include "job/watcher.h"
 #include "sandbox/janitor.h"
 
 namespace temper::job {
@@ -314,12 +315,54 @@ int Doctor(int argc, char** argv) {
   return good ? 0 : 1;
 }
 
+volatile sig_atomic_t top_interrupted = 0;
+
+// The panel of a run that somebody else supervises, until the run ends or Ctrl-C.
+int Top(int argc, char** argv) {
+  if (argc != 2 || argv[1][0] == '-') {
+    std::fputs("usage: temper top RUN\nThe live view of a running job; one panel and out when not on a terminal.\n", argc == 2 ? stdout : stderr);
+    return argc == 2 ? 0 : 2;
+  }
+  RunFolder run(argv[1]);
+  auto state = run.ReadState();
+  if (!state.ok()) return Complain("top", state.status().message(), 2);
+  auto loaded = LoadJob(run.File("job.yaml"), {});
+  if (!loaded.ok()) return Complain("top", loaded.status().message(), 2);
+  WatcherOptions options;
+  options.run_dir = run.path();
+  options.name = loaded->job.name;
+  options.steps = loaded->job.trainer.steps;
+  options.staleness_bound = datapool::Plan(loaded->job.pool).bound;
+  options.warm_up_tokens = loaded->job.trainer.sft ? loaded->job.trainer.sft->tokens : 0;
+  options.counters = state->counters;
+  options.elapsed_before_s = state->wall_s;
+  for (const auto& [name, address] : state->endpoints) {
+    if (name != "agent_plane") options.addresses[name] = address;
+  }
+  const bool terminal = isatty(STDOUT_FILENO);
+  signal(SIGINT, [](int) { top_interrupted = 1; });
+  SystemClock& clock = SystemClock::Get();
+  Watcher watcher(std::move(options), clock);
+  PanelPrinter printer;
+  if (terminal && state->phase == "running") watcher.Start();
+  else if (state->phase == "running") watcher.PollNow();
+  for (;;) {
+    watcher.Refresh();
+    if (state->phase != "running") watcher.view().phase = state->phase;
+    printer.Draw(watcher.view());
+    if (!terminal || state->phase != "running" || top_interrupted) return 0;
+    clock.SleepS(0.5);
+    if (auto now = run.ReadState(); now.ok()) state = std::move(now);
+  }
+}
+
 }  // namespace
 
 const std::vector<Command>& Commands() {
   static const std::vector<Command> kCommands = {
       {"", "run", "train as a job file says", &Run},
       {"", "serve", "one role of a run", &ServeCommand},
+      {"", "top", "the live view of a running job", &Top},
       {"", "doctor", "check what a job needs of this machine", &Doctor},
   };
   return kCommands;

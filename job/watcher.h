@@ -1,0 +1,78 @@
+// Watches a run: asks the roles for their numbers on a thread of its own, reads the new lines of the run's files, and keeps the
+// view of both. Used by the supervisor and by `temper top`.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/clock.h"
+#include "job/live_view.h"
+
+namespace temper::job {
+
+struct WatcherOptions {
+  std::string run_dir;
+  std::string name;  // of the job
+  int64_t steps = 0;
+  std::optional<int64_t> staleness_bound;
+  int64_t warm_up_tokens = 0;  // 0 = no warm-up
+  double elapsed_before_s = 0;  // of earlier starts of the run
+  std::map<std::string, double> counters;         // of processes that are gone
+  std::map<std::string, std::string> addresses;  // role name -> control socket
+};
+
+// What is new since the last Refresh.
+struct News {
+  std::vector<StepView> steps;
+  std::vector<std::pair<int64_t, double>> evaluations;
+};
+
+// Single-threaded apart from its own polling thread.
+class Watcher {
+ public:
+  Watcher(WatcherOptions options, Clock& clock);
+  ~Watcher();  // stops
+  void Start();
+  void Stop();      // no more polling; the last numbers stay
+  void PollNow();   // after Stop: asks once more, shortly
+  News Refresh();
+  ViewState& view() { return view_; }
+  // Sums that survive the processes that count them: "gateway.tokens_sampled", …
+  std::map<std::string, double> Counters() const;
+  // Seconds since the first token was drawn; 0 before.
+  double SamplingS() const;
+
+ private:
+  class Poller;
+  class Tail;
+  double Metric(const std::string& role, const std::string& name) const;
+  void TakeSnapshots();
+
+  const WatcherOptions options_;
+  Clock& clock_;
+  const double started_s_;
+  std::unique_ptr<Poller> poller_;
+  std::unique_ptr<Tail> metrics_, evaluations_;
+  ViewState view_;
+  std::map<std::string, std::map<std::string, double>> metrics_of_;  // role -> name -> value
+  std::map<std::string, double> finished_;
+  std::map<std::string, std::pair<int64_t, double>> running_;        // pid and last value
+  std::map<std::string, int64_t> pids_;
+  std::vector<std::pair<double, double>> drawn_;                     // time, tokens: for the rate
+  double sampling_from_s_ = -1;
+};
+
+// Draws the panel over the former one on standard output.
+class PanelPrinter {
+ public:
+  void Draw(const ViewState& view);
+
+ private:
+  size_t lines_ = 0;
+};
+
+}  // namespace temper::job
