@@ -332,7 +332,10 @@ int Top(int argc, char** argv) {
   options.run_dir = run.path();
   options.name = loaded->job.name;
   options.steps = loaded->job.trainer.steps;
-  options.staleness_bound = datapool::Plan(loaded->job.pool).bound;
+  const datapool::PoolPlan pool = datapool::Plan(loaded->job.pool);
+  options.staleness_bound = pool.bound;
+  options.window = pool.window.at(0);
+  options.slots = pool.slots.at(0);
   options.warm_up_tokens = loaded->job.trainer.sft ? loaded->job.trainer.sft->tokens : 0;
   options.counters = state->counters;
   options.elapsed_before_s = state->wall_s;

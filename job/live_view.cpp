@@ -34,6 +34,7 @@ std::string Failures(const ViewState& view) {
     const double count = Value(view.outcomes, outcome);
     if (count > 0) text += fmt::format("{}{} {:.0f}", text.empty() ? "" : ", ", outcome, count);
   }
+  if (Value(view.pool, "tombstoned") > 0) text += fmt::format("{}{:.0f} groups buried", text.empty() ? "" : ", ", Value(view.pool, "tombstoned"));
   if (view.restarts > 0) text += fmt::format("{}{} restarted", text.empty() ? "" : ", ", view.restarts);
   return text.empty() ? "none" : text;
 }
@@ -75,8 +76,9 @@ std::vector<std::string> RenderPanel(const ViewState& view, size_t width) {
                     last.train_tokens_per_s, last.wait_s));
     add(fmt::format("staleness {}{} updates", last.staleness, Bound(view)));
   }
-  add(fmt::format("window    {:.0f} ready, {:.0f} blocked, {:.0f} in flight of {:.0f} slots; {:.0f} attempts running", Value(view.pool, "ready"),
-                  Value(view.pool, "blocked"), Value(view.pool, "in_flight"), Value(view.pool, "slots"), view.attempts_running));
+  add(fmt::format("window    W = {}, {:.0f} of {} slots in flight, {:.0f} rollouts running{}", view.window ? std::to_string(*view.window) : "none",
+                  Value(view.pool, "in_flight"), view.slots, Value(view.pool, "running"),
+                  Value(view.pool, "asking") > 0 ? "; the trainer waits for groups" : ""));
   add("failures  " + Failures(view));
   if (!view.evaluations.empty() || view.eval_tasks > view.eval_done) {
     std::string text;

@@ -27,6 +27,8 @@ struct ViewState {
   double warm_up_tokens = 0, warm_up_tokens_all = 0, warm_up_loss = 0;
   double sample_tokens_per_s = 0;
   std::optional<int64_t> staleness_bound;
+  int64_t slots = 0;              // B
+  std::optional<int64_t> window;  // W
   std::map<std::string, double> pool;      // metrics of the pool role
   std::map<std::string, double> outcomes;  // attempts by outcome
   double attempts_running = 0, eval_done = 0, eval_tasks = 0;

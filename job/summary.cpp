@@ -14,7 +14,6 @@ namespace {
 struct Evaluations {
   std::optional<double> first, last;
   int64_t count = 0;
-  int64_t tokens_sampled = 0;
 };
 
 Evaluations ReadEvaluations(const std::string& path, std::vector<std::string>* notes) {
@@ -30,11 +29,9 @@ Evaluations ReadEvaluations(const std::string& path, std::vector<std::string>* n
     }
     const JsonRef row(*value);
     auto rate = row.DoubleOr("pass_rate", 0);
-    auto tokens = row.IntOr("tokens_sampled", 0);
-    if (!rate.ok() || !tokens.ok()) continue;
+    if (!rate.ok()) continue;
     if (all.count++ == 0) all.first = *rate;
     all.last = *rate;
-    all.tokens_sampled += *tokens;
   }
   if (all.count < 2) all.last.reset();
   return all;
@@ -73,9 +70,8 @@ std::string MakeSummary(const Job& job, const Plan& plan, const std::string& run
     auto it = end.counters.find(name);
     return it == end.counters.end() ? 0.0 : it->second;
   };
-  // The gateway sees every token; evaluations are reported apart.
-  const double drawn = counter("gateway.tokens_sampled");
-  const double sampled = std::max(0.0, drawn - static_cast<double>(evaluations.tokens_sampled));
+  // The gateway sees every token; those of evaluations are counted apart.
+  const double sampled = counter("gateway.tokens_sampled"), sampled_eval = counter("gateway.tokens_sampled_eval");
 
   JsonWriter w;
   auto number = [&](const char* key, std::optional<double> value) {
@@ -90,7 +86,7 @@ std::string MakeSummary(const Job& job, const Plan& plan, const std::string& run
   number("eval_start", evaluations.first);
   number("eval_end", evaluations.last);
   w.Key("evaluations").Int(evaluations.count);
-  w.Key("tokens_sampled").Int(static_cast<int64_t>(sampled)).Key("tokens_sampled_eval").Int(evaluations.tokens_sampled);
+  w.Key("tokens_sampled").Int(static_cast<int64_t>(sampled)).Key("tokens_sampled_eval").Int(static_cast<int64_t>(sampled_eval));
   w.Key("tokens_trained").Int(totals.tokens_trained).Key("sft_tokens").Int(SftTokens(run_dir + "/sft.jsonl"));
   w.Key("tree_tokens").Int(totals.tree_tokens).Key("logical_tokens").Int(totals.logical_tokens);
   w.Key("on_policy_tokens").Int(totals.on_policy_tokens).Key("on_policy_versions").Ints(totals.on_policy_versions);
@@ -111,7 +107,7 @@ std::string MakeSummary(const Job& job, const Plan& plan, const std::string& run
   w.EndObject().EndObject();
   w.Key("weight_updates").Int(job.pool.P > 0 ? ledger.consumed / job.pool.P : 0);
   w.Key("tokens_per_s").BeginObject();
-  w.Key("sample").Double(end.sampling_s > 0 ? drawn / end.sampling_s : 0);
+  w.Key("sample").Double(end.sampling_s > 0 ? (sampled + sampled_eval) / end.sampling_s : 0);
   w.Key("train").Double(totals.train_s > 0 ? static_cast<double>(totals.logical_tokens) / totals.train_s : 0).EndObject();
   w.Key("numerics").String(job.numerics);
   w.Key("cpu_paths").BeginArray().String(plan.cpu_path).EndArray();

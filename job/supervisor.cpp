@@ -25,7 +25,7 @@ constexpr int kDeathsMax = 5;            // of one role within
 constexpr double kDeathWindowS = 60;
 constexpr double kViewEveryS = 0.5;
 constexpr double kStateEveryS = 10;
-constexpr double kOrderlyStopS = 4;      // for one group of roles
+constexpr double kOrderlyStopS = 3;      // for one group of roles
 
 sigset_t SupervisorSignals() {
   sigset_t set;
@@ -89,6 +89,8 @@ struct Supervisor::Impl {
     options.name = job.name;
     options.steps = job.trainer.steps;
     options.staleness_bound = plan.bound;
+    options.window = plan.window;
+    options.slots = plan.slots;
     options.warm_up_tokens = job.trainer.sft ? job.trainer.sft->tokens : 0;
     options.elapsed_before_s = state.wall_s;
     options.counters = state.counters;

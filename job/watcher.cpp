@@ -20,7 +20,7 @@ constexpr double kPollS = 0.5;
 constexpr double kAnswerS = 0.3;
 constexpr double kRateWindowS = 10;
 // Sums that must survive the process that counts them.
-constexpr const char* kCounters[] = {"gateway.tokens_sampled", "agents.tokens_sampled", "agents.attempts", "trainer.weight_updates"};
+constexpr const char* kCounters[] = {"gateway.tokens_sampled", "gateway.tokens_sampled_eval"};
 
 double NumberOr(const json::value& value, std::string_view key, double fallback) {
   auto number = JsonRef(value).DoubleOr(key, fallback);
@@ -109,6 +109,8 @@ Watcher::Watcher(WatcherOptions options, Clock& clock)
   view_.phase = "starting";
   view_.steps = options_.steps;
   view_.staleness_bound = options_.staleness_bound;
+  view_.window = options_.window;
+  view_.slots = options_.slots;
   view_.warm_up_tokens_all = static_cast<double>(options_.warm_up_tokens);
 }
 
@@ -155,7 +157,8 @@ News Watcher::Refresh() {
   TakeSnapshots();
   const double now_s = clock_.NowS();
   view_.elapsed_s = options_.elapsed_before_s + now_s - started_s_;
-  const double drawn = Counters()["gateway.tokens_sampled"];
+  std::map<std::string, double> counters = Counters();
+  const double drawn = counters["gateway.tokens_sampled"] + counters["gateway.tokens_sampled_eval"];
   if (drawn > 0 && sampling_from_s_ < 0) sampling_from_s_ = now_s;
   drawn_.emplace_back(now_s, drawn);
   while (drawn_.size() > 2 && drawn_.front().first < now_s - kRateWindowS) drawn_.erase(drawn_.begin());
@@ -165,7 +168,7 @@ News Watcher::Refresh() {
   view_.warm_up_loss = Metric("trainer", "sft_loss");
   view_.pool = metrics_of_["pool"];
   view_.outcomes.clear();
-  for (const auto& [name, value] : metrics_of_["agents"]) {
+  for (const auto& [name, value] : view_.pool) {
     if (name.rfind("outcome.", 0) == 0) view_.outcomes[name.substr(8)] = value;
   }
   view_.attempts_running = Metric("agents", "attempts_running");

@@ -18,7 +18,8 @@ struct WatcherOptions {
   std::string run_dir;
   std::string name;  // of the job
   int64_t steps = 0;
-  std::optional<int64_t> staleness_bound;
+  std::optional<int64_t> staleness_bound, window;
+  int64_t slots = 0;
   int64_t warm_up_tokens = 0;  // 0 = no warm-up
   double elapsed_before_s = 0;  // of earlier starts of the run
   std::map<std::string, double> counters;         // of processes that are gone

@@ -14,7 +14,9 @@ ViewState Sample() {
   view.staleness_bound = 2;
   for (int i = 1; i <= 100; ++i) view.history.push_back({i, 0.01 * i, 1, 8000, 0.5});
   view.sample_tokens_per_s = 5400;
-  view.pool = {{"ready", 3}, {"slots", 32}, {"in_flight", 30}};
+  view.slots = 32;
+  view.window = 9;
+  view.pool = {{"in_flight", 30}, {"running", 12}, {"asking", 1}};
   view.outcomes = {{"scored", 500}, {"infra_failure", 2}};
   view.evaluations = {{0, 0.45}};
   return view;
@@ -42,6 +44,7 @@ TEST(LiveView, ShowsFailures) {
   EXPECT_EQ(all.find("scored 500"), std::string::npos);
   EXPECT_NE(all.find("1/2 updates"), std::string::npos);
   EXPECT_NE(all.find("1:02:05"), std::string::npos);
+  EXPECT_NE(all.find("30 of 32 slots"), std::string::npos);
   EXPECT_NE(all.find("v0 0.450"), std::string::npos);
 }
 
