@@ -74,6 +74,11 @@ int RowBlock(int rows, int threads) {
   return std::max(6, RoundUp((rows + 2 * threads - 1) / (2 * threads), 6));
 }
 
+int UsefulThreads(const ComputeWeights& weights, int rows, int threads) {
+  // Below about a third of a millisecond of arithmetic, handing work over costs more than it saves.
+  return static_cast<int64_t>(weights.bytes().size()) * rows < (16 << 20) ? 1 : threads;
+}
+
 bool SplitColumns(const ComputeWeights& weights, int rows, int threads) {
   if (threads == 1) return false;
   // A small model's weights stay in each core's cache, so rows can be split early; a large one is read once if columns are.
@@ -160,8 +165,13 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
   const auto state_of = [&](int l) -> LayerState& { return states_[keep ? l : 0]; };
 
   const int tile_rows = TileTokens(c) * s.group;
-  const bool split = SplitColumns(weights, rows, engine_.threads().count());
-  const size_t stage_rows = split ? rows : RowBlock(rows, engine_.threads().count());
+  const int threads = UsefulThreads(weights, rows, engine_.threads().count());
+  const bool split = SplitColumns(weights, rows, threads);
+  const size_t stage_rows = split ? rows : RowBlock(rows, threads);
+  const auto run = [&](int items, const std::function<void(int item, int thread)>& body) {
+    if (threads > 1) return engine_.threads().Run(items, body);
+    for (int i = 0; i < items; ++i) body(i, 0);
+  };
   const size_t scratch_bytes =
       std::max(cpu::AttentionScratchBytes(tile_rows, c.head_dim), stage_rows * s.qkv_rows * sizeof(float));
   for (Buffer& b : scratch_) b.Get<std::byte>(scratch_bytes);
@@ -224,7 +234,7 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
   const auto attention = [&](int l) {
     LayerState& state = state_of(l);
     const auto tiles = static_cast<int>(plan.tiles.size());
-    engine_.threads().Run(tiles * c.kv_heads, [&](int item, int thread) {
+    run(tiles * c.kv_heads, [&](int item, int thread) {
       const Plan::Tile& tile = plan.tiles[item / c.kv_heads];
       const int h = item % c.kv_heads;
       cpu::AttentionForward a;
@@ -308,9 +318,9 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
   // Rows [r0, r1) of a stage on one thread, or all of them here with the columns split.
   const auto stage = [&](const std::function<void(int r0, int r1, int thread)>& body) {
     if (split) return body(0, rows, 0);
-    const int block = RowBlock(rows, engine_.threads().count());
-    engine_.threads().Run((rows + block - 1) / block,
-                          [&](int i, int thread) { body(i * block, std::min(rows, (i + 1) * block), thread); });
+    const int block = RowBlock(rows, threads);
+    run((rows + block - 1) / block,
+        [&](int i, int thread) { body(i * block, std::min(rows, (i + 1) * block), thread); });
   };
 
   float* x0 = state_of(0).x.as<float>();
@@ -337,9 +347,9 @@ void ForwardPass::Head(const ComputeWeights& weights, std::span<const HeadRow> r
   const bool bf16 = weights.profile() == Profile::kBf16;
   const auto count = static_cast<int>(rows.size());
   if (!count) return;
-  const int threads = engine_.threads().count();
+  const int threads = UsefulThreads(weights, count, engine_.threads().count());
   const bool split = SplitColumns(weights, count, threads);
-  scratch_.resize(threads);
+  scratch_.resize(engine_.threads().count());
   // Rows at a time: all of them when columns are split and the caller keeps them, else a block whose logits fit a cache.
   constexpr int kBlock = 48;
   const int block = split ? (logits ? count : std::min(count, kBlock)) : std::min(kBlock, RowBlock(count, threads));
@@ -380,8 +390,10 @@ void ForwardPass::Head(const ComputeWeights& weights, std::span<const HeadRow> r
   const int blocks = (count + block - 1) / block;
   if (split) {
     for (int i = 0; i < blocks; ++i) body(i * block, std::min(count, (i + 1) * block), 0);
-  } else {
+  } else if (threads > 1) {
     engine_.threads().Run(blocks, [&](int i, int thread) { body(i * block, std::min(count, (i + 1) * block), thread); });
+  } else {
+    for (int i = 0; i < blocks; ++i) body(i * block, std::min(count, (i + 1) * block), 0);
   }
 }
 

@@ -109,6 +109,8 @@ void EmbeddingRow(const ComputeWeights& weights, int token, float* out);
 
 // Rows a thread takes at a time when rows are split.
 int RowBlock(int rows, int threads);
+// How many of the threads are worth waking for this many rows.
+int UsefulThreads(const ComputeWeights& weights, int rows, int threads);
 // True when the columns of GEMMs should be split instead of rows.
 bool SplitColumns(const ComputeWeights& weights, int rows, int threads);
 

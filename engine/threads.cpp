@@ -24,13 +24,18 @@ namespace {
 constexpr int kSpins = 4000;
 }  // namespace
 
+// One word says everything about the current loop: its number, whether it still takes threads in, and how many workers are
+// inside. A worker that wakes after the items are gone finds the door shut and touches nothing, so the caller never waits
+// for a thread that the machine has not yet given a core.
 struct Threads::State {
+  static constexpr uint64_t kOpen = uint64_t{1} << 31, kInside = kOpen - 1, kLoop = uint64_t{1} << 32;
+
   std::mutex mutex;
   std::condition_variable wake, done;
-  std::atomic<uint64_t> generation{0};  // one more per loop; odd never means anything
+  std::atomic<uint64_t> gate{0};
   std::atomic<bool> stop{false};
   std::atomic<int> next{0};
-  std::atomic<int> running{0};  // workers that have not finished the current loop
+  int sleeping = 0;  // guarded by mutex
   int items = 0;
   const std::function<void(int, int)>* body = nullptr;
   std::vector<std::jthread> workers;
@@ -39,23 +44,40 @@ struct Threads::State {
     for (int item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) (*body)(item, thread);
   }
 
+  bool Enter() {
+    uint64_t g = gate.load(std::memory_order_acquire);
+    while (g & kOpen) {
+      if (gate.compare_exchange_weak(g, g + 1, std::memory_order_acq_rel)) return true;
+    }
+    return false;
+  }
+
+  void Leave() {
+    const uint64_t g = gate.fetch_sub(1, std::memory_order_acq_rel) - 1;
+    if (!(g & (kOpen | kInside))) {
+      std::lock_guard lock(mutex);
+      done.notify_one();
+    }
+  }
+
   void Loop(int thread) {
     FlushDenormals mode;
-    uint64_t seen = 0;
+    uint64_t seen = 0;  // number of the last loop looked at
+    const auto news = [&] { return gate.load(std::memory_order_acquire) / kLoop != seen || stop; };
     for (;;) {
-      for (int i = 0; i < kSpins && generation.load(std::memory_order_acquire) == seen && !stop; ++i) _mm_pause();
-      if (generation.load(std::memory_order_acquire) == seen) {
+      for (int i = 0; i < kSpins && !news(); ++i) _mm_pause();
+      if (!news()) {
         std::unique_lock lock(mutex);
-        // Woken by Run or by the destructor: no deadline is needed, and a worker that sleeps is idle, not stuck.
-        wake.wait(lock, [&] { return generation.load(std::memory_order_acquire) != seen || stop; });
+        ++sleeping;
+        // Woken by Run or by the destructor: no deadline is needed, a worker that sleeps is idle, not stuck.
+        wake.wait(lock, news);
+        --sleeping;
       }
       if (stop) return;
-      seen = generation.load(std::memory_order_acquire);
+      seen = gate.load(std::memory_order_acquire) / kLoop;
+      if (!Enter()) continue;
       Work(thread);
-      if (running.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        std::lock_guard lock(mutex);
-        done.notify_one();
-      }
+      Leave();
     }
   }
 };
@@ -83,20 +105,24 @@ void Threads::Run(int items, const std::function<void(int, int)>& body) {
     for (int i = 0; i < items; ++i) body(i, 0);
     return;
   }
+  bool wake;
   {
     std::lock_guard lock(s.mutex);
     s.items = items;
     s.body = &body;
     s.next.store(0, std::memory_order_relaxed);
-    s.running.store(count_ - 1, std::memory_order_relaxed);
-    s.generation.fetch_add(1, std::memory_order_release);
+    const uint64_t loop = s.gate.load(std::memory_order_relaxed) / State::kLoop + 1;
+    s.gate.store((loop & 0xffffffffu) * State::kLoop | State::kOpen, std::memory_order_release);
+    wake = s.sleeping > 0;
   }
-  s.wake.notify_all();
+  if (wake) s.wake.notify_all();
   s.Work(0);
-  for (int i = 0; i < kSpins && s.running.load(std::memory_order_acquire); ++i) _mm_pause();
-  if (s.running.load(std::memory_order_acquire)) {
+  s.gate.fetch_and(~State::kOpen, std::memory_order_acq_rel);
+  const auto inside = [&] { return s.gate.load(std::memory_order_acquire) & State::kInside; };
+  for (int i = 0; i < kSpins && inside(); ++i) _mm_pause();
+  if (inside()) {
     std::unique_lock lock(s.mutex);
-    s.done.wait(lock, [&] { return s.running.load(std::memory_order_acquire) == 0; });
+    s.done.wait(lock, [&] { return !inside(); });
   }
 }
 
