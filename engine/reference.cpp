@@ -77,6 +77,7 @@ ReferenceResult RunReference(const Parameters& params, const TreeBatch& tree, co
   const int head_tensor = c.tied ? 0 : static_cast<int>(params.tensors().size()) - 1;
   const int norm_tensor = 1 + 9 * c.layers;
   TEMPER_CHECK(options.coef.empty() || static_cast<int>(options.coef.size()) == n);
+  TEMPER_CHECK(options.inv_temperature.empty() || static_cast<int>(options.inv_temperature.size()) == n);
   const auto at = [](auto& vector, int node, int width) { return vector.data() + static_cast<size_t>(node) * width; };
   const auto path = [&](int node) {  // root … node
     std::vector<int> out;
@@ -179,7 +180,7 @@ ReferenceResult RunReference(const Parameters& params, const TreeBatch& tree, co
     std::fill(dlogits.begin(), dlogits.end(), 0);
     bool pulled = false;
     for (int v : children[u]) {
-      const double t = tree.inv_temperature[v], lse = log_sum(t), coef = options.coef.empty() ? 0 : options.coef[v];
+      const double t = options.inv_temperature.empty() ? tree.inv_temperature[v] : options.inv_temperature[v], lse = log_sum(t), coef = options.coef.empty() ? 0 : options.coef[v];
       out.logprobs[v] = logits[tree.token[v]] * t - lse;
       out.objective += coef * out.logprobs[v];
       if (!options.gradient || coef == 0) continue;

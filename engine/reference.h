@@ -20,6 +20,8 @@ struct ReferenceResult {
 
 struct ReferenceOptions {
   std::span<const double> coef;  // per node; empty: zeros
+  // Per node 1/T in double; empty: the tree's own, which are fp32.
+  std::span<const double> inv_temperature;
   bool gradient = false;
   bool rows = false;
   double row_inv_temperature = 1;

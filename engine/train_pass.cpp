@@ -296,7 +296,8 @@ Result<std::span<const float>> TrainPass::Forward(const ComputeWeights& weights,
   });
   if (options.on_row) {
     std::vector<HeadRow> all(n);
-    for (int i = 0; i < n; ++i) all[i] = {i, options.row_inv_temperature};
+    const float t = options.row_inv_temperature;
+    for (int i = 0; i < n; ++i) all[i] = {i, std::isnan(t) ? tree.inv_temperature[i] : t};
     std::vector<float> lse(n);
     s.pass.Head(weights, all, nullptr, lse.data(), [&](int i, const float* row) { options.on_row(i, row, lse[i]); });
   }

@@ -27,7 +27,7 @@ struct ForwardOptions {
   std::span<const uint8_t> wanted;
   bool keep = true;  // false: logprobs only, nothing is kept for a backward pass
   // When set, called once for every node (from engine threads, in no fixed order, several at a time) with its logits times
-  // `row_inv_temperature` and their log-sum-exp: the distribution of the token after it.
+  // `row_inv_temperature` (NaN: the node's own 1/T) and their log-sum-exp: the distribution of the token after it.
   std::function<void(int node, const float* logits, float log_sum_exp)> on_row;
   float row_inv_temperature = 1;
 };
