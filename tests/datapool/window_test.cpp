@@ -293,6 +293,16 @@ TEST(Window, TrainerCrashBringsBatchesBackUnchanged) {
   EXPECT_EQ(p.Lease(), "T4/1 L2[5,4]") << "the batch being filled stayed as it was";
 }
 
+// What could go wrong: a crash of the pool closes the open request, or answers it with a hold of its own.
+TEST(Window, PoolCrashKeepsTheOpenRequest) {
+  std::vector<std::string> out = Script(R"({"P":1})", R"({"t":1,"event":"lease"}
+{"t":2,"event":"crash","who":"pool"}
+{"t":3,"event":"finish","group":0,"reward":1})");
+  ASSERT_EQ(out.size(), 7u);
+  EXPECT_EQ(out[2], R"({"t":2,"decision":"recover","who":"pool","batches":[],"head":[0],"ledger":[1,0,0,1]})");
+  EXPECT_THAT(out[5], testing::HasSubstr(R"("decision":"lease","batch":0,"groups":[0])"));
+}
+
 // What could go wrong: shares, positions and windows of sources mix.
 TEST(Window, SourcesKeepTheirShares) {
   Play p(R"({"P":3,"S":1,"sources":[{"name":"a","weight":1,"tasks":3},{"name":"b","weight":3}]})");
