@@ -36,4 +36,7 @@ struct TextModel {
 
 Result<TextModel> LoadTextModel(const TextFiles& files);
 
+// tokenizer.json and tokenizer_config.json that say the same as the metadata of a GGUF file.
+Result<TextFiles> HuggingFaceFiles(const GgufTokenizer& gguf);
+
 }  // namespace temper::text

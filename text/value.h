@@ -98,6 +98,7 @@ class Dict {
   // Inserts, or replaces the value in place of the first insertion.
   void Set(const Value& key, Value value);
   const Value* Find(std::string_view key) const;
+  const Value* Find(const char* key) const { return Find(std::string_view(key)); }
   const Value* Find(const Value& key) const;
   size_t size() const { return items_.size(); }
   const std::vector<std::pair<Value, Value>>& items() const { return items_; }

@@ -31,6 +31,7 @@ class GgufFile {
 
  private:
   explicit GgufFile(MappedFile file) : file_(std::move(file)) {}
+  Status Parse();
   MappedFile file_;
   std::map<std::string, text::Value, std::less<>> metadata_;
   std::vector<FileTensor> tensors_;

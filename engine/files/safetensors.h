@@ -23,7 +23,6 @@ const char* FileTypeName(FileType type);
 uint64_t FileTypeBytes(FileType type, uint64_t count);
 // Widens or dequantises `out.size()` elements; `in` has FileTypeBytes of them. F64 is rounded to float.
 void ReadElements(FileType type, std::span<const std::byte> in, std::span<float> out);
-void ReadElements(FileType type, std::span<const std::byte> in, std::span<double> out);
 
 struct FileTensor {
   std::string name;

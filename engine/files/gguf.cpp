@@ -1,0 +1,245 @@
+#include "engine/files/gguf.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "text/utf8.h"
+
+namespace temper::engine {
+namespace {
+
+constexpr uint64_t kMaxListItems = uint64_t{16} << 20;  // of all metadata lists together: each costs more in memory than in the file
+constexpr int kMaxDims = 4;
+
+// Reads the file front to back; every length is held against what is left.
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  size_t left() const { return bytes_.size() - at_; }
+  size_t at() const { return at_; }
+
+  template <typename T>
+  Result<T> Number() {
+    if (left() < sizeof(T)) return Short();
+    T v;
+    std::memcpy(&v, bytes_.data() + at_, sizeof(T));
+    at_ += sizeof(T);
+    return v;
+  }
+
+  Result<std::string> String() {
+    ASSIGN_OR_RETURN(const uint64_t size, Number<uint64_t>());
+    if (size > left()) return InvalidArgument("a string of " + std::to_string(size) + " bytes is beyond the file");
+    std::string out(reinterpret_cast<const char*>(bytes_.data()) + at_, size);
+    at_ += size;
+    return out;
+  }
+
+  // A metadata value of GGUF's type number.
+  Result<text::Value> Value(uint32_t type, int depth) {
+    switch (type) {
+      case 0: return Integer<uint8_t>();
+      case 1: return Integer<int8_t>();
+      case 2: return Integer<uint16_t>();
+      case 3: return Integer<int16_t>();
+      case 4: return Integer<uint32_t>();
+      case 5: return Integer<int32_t>();
+      case 6: {
+        ASSIGN_OR_RETURN(const float v, Number<float>());
+        return text::Value(static_cast<double>(v));
+      }
+      case 7: {
+        ASSIGN_OR_RETURN(const uint8_t v, Number<uint8_t>());
+        return text::Value(v != 0);
+      }
+      case 8: {
+        ASSIGN_OR_RETURN(std::string v, String());
+        return text::Value(std::move(v));
+      }
+      case 9: {
+        if (depth > 3) return InvalidArgument("lists nested too deeply");
+        ASSIGN_OR_RETURN(const uint32_t item_type, Number<uint32_t>());
+        ASSIGN_OR_RETURN(const uint64_t count, Number<uint64_t>());
+        if (count > left()) return InvalidArgument("a list of " + std::to_string(count) + " items is beyond the file");
+        if ((items_ += count) > kMaxListItems) return InvalidArgument("the lists hold more than " + std::to_string(kMaxListItems) + " items");
+        text::List out;
+        for (uint64_t i = 0; i < count; ++i) {
+          ASSIGN_OR_RETURN(text::Value item, Value(item_type, depth + 1));
+          out.push_back(std::move(item));
+        }
+        return text::Value(std::move(out));
+      }
+      case 10: return Integer<uint64_t>();
+      case 11: return Integer<int64_t>();
+      case 12: {
+        ASSIGN_OR_RETURN(const double v, Number<double>());
+        return text::Value(v);
+      }
+      default: return InvalidArgument("no such value type " + std::to_string(type));
+    }
+  }
+
+ private:
+  Status Short() const { return InvalidArgument("the file ends at byte " + std::to_string(bytes_.size()) + " within its header"); }
+
+  template <typename T>
+  Result<text::Value> Integer() {
+    ASSIGN_OR_RETURN(const T v, Number<T>());
+    if constexpr (std::is_same_v<T, uint64_t>) {
+      if (v > INT64_MAX) return text::Value::BigInt(std::to_string(v));
+    }
+    return text::Value(static_cast<int64_t>(v));
+  }
+
+  std::span<const std::byte> bytes_;
+  size_t at_ = 0;
+  uint64_t items_ = 0;
+};
+
+std::optional<FileType> TypeOf(uint32_t number) {
+  switch (number) {
+    case 0: return FileType::kF32;
+    case 1: return FileType::kF16;
+    case 2: return FileType::kQ4_0;
+    case 3: return FileType::kQ4_1;
+    case 8: return FileType::kQ8_0;
+    case 28: return FileType::kF64;
+    case 30: return FileType::kBF16;
+    default: return std::nullopt;
+  }
+}
+
+}  // namespace
+
+Result<GgufFile> GgufFile::Open(const std::string& path) {
+  ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Open(path));
+  GgufFile out(std::move(mapped));
+  const Status status = out.Parse();
+  if (!status.ok()) return status.WithContext(path);
+  return out;
+}
+
+Status GgufFile::Parse() {
+  const std::span<const std::byte> bytes = file_.bytes();
+  if (bytes.size() < 24 || std::memcmp(bytes.data(), "GGUF", 4) != 0) return InvalidArgument("not a GGUF file");
+  Reader in(bytes.subspan(4));
+  ASSIGN_OR_RETURN(const uint32_t version, in.Number<uint32_t>());
+  if (version != 2 && version != 3) return InvalidArgument("GGUF version " + std::to_string(version) + " is not supported (2 and 3 are)");
+  ASSIGN_OR_RETURN(const uint64_t tensor_count, in.Number<uint64_t>());
+  ASSIGN_OR_RETURN(const uint64_t key_count, in.Number<uint64_t>());
+  if (tensor_count > in.left() / 24) return InvalidArgument(std::to_string(tensor_count) + " tensors are beyond the file");
+  if (key_count > in.left() / 13) return InvalidArgument(std::to_string(key_count) + " metadata keys are beyond the file");
+  for (uint64_t i = 0; i < key_count; ++i) {
+    ASSIGN_OR_RETURN(std::string key, in.String());
+    ASSIGN_OR_RETURN(const uint32_t type, in.Number<uint32_t>());
+    auto value = in.Value(type, 0);
+    if (!value.ok()) return value.status().WithContext("metadata '" + text::ToValidUtf8(key.substr(0, 100)) + "'");
+    if (!metadata_.emplace(std::move(key), std::move(value).value()).second) return InvalidArgument("a metadata key stands there twice");
+  }
+  std::vector<uint64_t> offsets;
+  for (uint64_t i = 0; i < tensor_count; ++i) {
+    FileTensor t;
+    ASSIGN_OR_RETURN(t.name, in.String());
+    const std::string where = "tensor " + text::ToValidUtf8(t.name.substr(0, 100));
+    ASSIGN_OR_RETURN(const uint32_t dims, in.Number<uint32_t>());
+    if (dims > kMaxDims) return InvalidArgument(where + ": " + std::to_string(dims) + " dimensions");
+    t.count = 1;
+    for (uint32_t d = 0; d < dims; ++d) {
+      ASSIGN_OR_RETURN(const uint64_t size, in.Number<uint64_t>());
+      if (size > INT64_MAX || __builtin_mul_overflow(t.count, size, &t.count)) return InvalidArgument(where + ": its shape is beyond the file");
+      t.shape.insert(t.shape.begin(), static_cast<int64_t>(size));
+    }
+    ASSIGN_OR_RETURN(const uint32_t type, in.Number<uint32_t>());
+    const auto known = TypeOf(type);
+    if (!known) return InvalidArgument(where + ": the tensor type " + std::to_string(type) + " is not supported");
+    t.type = *known;
+    ASSIGN_OR_RETURN(const uint64_t offset, in.Number<uint64_t>());
+    const bool blocks = *known == FileType::kQ8_0 || *known == FileType::kQ4_0 || *known == FileType::kQ4_1;
+    if (blocks && (t.shape.empty() || t.shape.back() % 32 != 0)) return InvalidArgument(where + ": its rows are no multiple of 32");
+    offsets.push_back(offset);
+    if (!by_name_.emplace(t.name, tensors_.size()).second) return InvalidArgument(where + " stands there twice");
+    tensors_.push_back(std::move(t));
+  }
+  uint64_t alignment = 32;
+  if (const text::Value* v = Meta("general.alignment")) {
+    if (!v->is_int() || v->as_int() < 1 || v->as_int() > 1 << 20 || (v->as_int() & (v->as_int() - 1))) {
+      return InvalidArgument("general.alignment is no power of two");
+    }
+    alignment = static_cast<uint64_t>(v->as_int());
+  }
+  const uint64_t data_at = (4 + in.at() + alignment - 1) / alignment * alignment;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    FileTensor& t = tensors_[i];
+    const uint64_t room = data_at <= bytes.size() ? bytes.size() - data_at : 0;
+    // One element takes at least half a byte, so a count beyond twice the room cannot fit, nor can its bytes overflow.
+    if (t.count > 2 * room || offsets[i] > room || FileTypeBytes(t.type, t.count) > room - offsets[i]) {
+      return InvalidArgument("tensor " + text::ToValidUtf8(t.name.substr(0, 100)) + " lies beyond the file");
+    }
+    t.bytes = bytes.subspan(data_at + offsets[i], FileTypeBytes(t.type, t.count));
+  }
+  return Status::Ok();
+}
+
+const text::Value* GgufFile::Meta(std::string_view key) const {
+  auto it = metadata_.find(key);
+  return it == metadata_.end() ? nullptr : &it->second;
+}
+
+const FileTensor* GgufFile::Find(std::string_view name) const {
+  auto it = by_name_.find(name);
+  return it == by_name_.end() ? nullptr : &tensors_[it->second];
+}
+
+Result<text::GgufTokenizer> GgufFile::TokenizerMetadata() const {
+  text::GgufTokenizer out;
+  auto bad = [&](const std::string& key) { return InvalidArgument(file_.path() + ": metadata '" + key + "' is missing or of wrong type"); };
+  auto string = [&](const char* key, std::string fallback) {
+    const text::Value* v = Meta(key);
+    return v && v->is_string() ? v->as_string() : fallback;
+  };
+  out.model = string("tokenizer.ggml.model", "");
+  out.pre = string("tokenizer.ggml.pre", "default");
+  out.chat_template = string("tokenizer.chat_template", "");
+  const text::Value* tokens = Meta("tokenizer.ggml.tokens");
+  if (!tokens || !tokens->is_list()) return bad("tokenizer.ggml.tokens");
+  for (const text::Value& t : tokens->as_list()) {
+    if (!t.is_string()) return bad("tokenizer.ggml.tokens");
+    out.tokens.push_back(t.as_string());
+  }
+  if (const text::Value* merges = Meta("tokenizer.ggml.merges")) {
+    if (!merges->is_list()) return bad("tokenizer.ggml.merges");
+    for (const text::Value& m : merges->as_list()) {
+      if (!m.is_string()) return bad("tokenizer.ggml.merges");
+      out.merges.push_back(m.as_string());
+    }
+  }
+  if (const text::Value* types = Meta("tokenizer.ggml.token_type")) {
+    if (!types->is_list()) return bad("tokenizer.ggml.token_type");
+    for (const text::Value& t : types->as_list()) {
+      if (!t.is_int()) return bad("tokenizer.ggml.token_type");
+      out.token_types.push_back(static_cast<int32_t>(std::clamp<int64_t>(t.as_int(), 0, 100)));
+    }
+  }
+  auto id = [&](const char* key) -> std::optional<int32_t> {
+    const text::Value* v = Meta(key);
+    if (!v || !v->is_int() || v->as_int() < 0 || v->as_int() >= static_cast<int64_t>(out.tokens.size())) return std::nullopt;
+    return static_cast<int32_t>(v->as_int());
+  };
+  out.bos = id("tokenizer.ggml.bos_token_id");
+  out.eos = id("tokenizer.ggml.eos_token_id");
+  out.unk = id("tokenizer.ggml.unknown_token_id");
+  out.pad = id("tokenizer.ggml.padding_token_id");
+  out.eot = id("tokenizer.ggml.eot_token_id");
+  auto flag = [&](const char* key, bool fallback) {
+    const text::Value* v = Meta(key);
+    return v && v->is_bool() ? v->as_bool() : fallback;
+  };
+  // Absent, it is what llama.cpp takes for the kind.
+  out.add_bos = flag("tokenizer.ggml.add_bos_token", out.pre == "llama-bpe" || out.pre == "llama3" || out.pre == "llama-v3") && out.bos;
+  out.add_eos = flag("tokenizer.ggml.add_eos_token", false) && out.eos;
+  return out;
+}
+
+}  // namespace temper::engine

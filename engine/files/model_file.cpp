@@ -1,0 +1,305 @@
+#include "engine/files/model_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "common/file.h"
+#include "engine/files/gguf.h"
+#include "engine/files/model_config_json.h"
+#include "text/json.h"
+
+namespace temper::engine {
+namespace {
+
+constexpr int64_t kMaxTokenizerFile = int64_t{256} << 20;
+constexpr int64_t kMaxSmallFile = int64_t{16} << 20;
+
+bool HasSuffix(const std::string& s, std::string_view suffix) { return s.size() >= suffix.size() && s.compare(s.size() - suffix.size(), suffix.size(), suffix) == 0; }
+
+// The tensors of a model under Hugging Face's names, wherever they lie.
+struct TensorSource {
+  // nullptr when there is no such tensor.
+  std::function<const FileTensor*(const std::string&)> find;
+  std::vector<std::string> names;  // Hugging Face's, of all tensors in the files
+  bool permuted = false;           // Q and K rows lie as llama.cpp wants them
+};
+
+struct OpenModel {
+  ModelConfig config;
+  TensorSource tensors;
+  std::vector<std::unique_ptr<SafetensorsFile>> safetensors;
+  std::unique_ptr<GgufFile> gguf;
+};
+
+// A shard's name must stay inside the folder.
+Status CheckShardName(const std::string& name) {
+  bool bad = name.empty() || name[0] == '/' || name.find('\\') != std::string::npos || name.find('\0') != std::string::npos;
+  for (size_t at = 0; at <= name.size() && !bad;) {
+    const size_t slash = std::min(name.find('/', at), name.size());
+    bad = name.substr(at, slash - at) == "..";
+    at = slash + 1;
+  }
+  if (bad) return InvalidArgument("model.safetensors.index.json: the shard '" + name + "' lies outside the folder");
+  return Status::Ok();
+}
+
+Result<std::unique_ptr<OpenModel>> OpenFolder(const std::string& dir) {
+  auto out = std::make_unique<OpenModel>();
+  ASSIGN_OR_RETURN(const std::string config, ReadFile(dir + "/config.json", kMaxSmallFile));
+  auto parsed = ParseConfigJson(config);
+  if (!parsed.ok()) return parsed.status().WithContext(dir);
+  out->config = std::move(parsed).value();
+  std::map<std::string, const FileTensor*> by_name;
+  auto add = [&](const std::string& file) -> Result<SafetensorsFile*> {
+    ASSIGN_OR_RETURN(SafetensorsFile opened, SafetensorsFile::Open(dir + "/" + file));
+    out->safetensors.push_back(std::make_unique<SafetensorsFile>(std::move(opened)));
+    return out->safetensors.back().get();
+  };
+  if (Exists(dir + "/model.safetensors")) {
+    ASSIGN_OR_RETURN(SafetensorsFile * file, add("model.safetensors"));
+    for (const FileTensor& t : file->tensors()) by_name[t.name] = &t;
+  } else if (Exists(dir + "/model.safetensors.index.json")) {
+    ASSIGN_OR_RETURN(const std::string text, ReadFile(dir + "/model.safetensors.index.json", kMaxTokenizerFile));
+    auto index = text::ParseJson(text);
+    if (!index.ok()) return index.status().WithContext(dir + "/model.safetensors.index.json");
+    const text::Value* map = index->Find("weight_map");
+    if (!map || !map->is_dict()) return InvalidArgument(dir + "/model.safetensors.index.json: weight_map is missing");
+    std::map<std::string, SafetensorsFile*> shards;
+    for (const auto& [name, file] : map->as_dict().items()) {
+      if (!file.is_string()) return InvalidArgument(dir + "/model.safetensors.index.json: weight_map holds what is no file name");
+      SafetensorsFile*& shard = shards[file.as_string()];
+      if (!shard) {
+        RETURN_IF_ERROR(CheckShardName(file.as_string()).WithContext(dir));
+        ASSIGN_OR_RETURN(shard, add(file.as_string()));
+      }
+      const FileTensor* t = shard->Find(name.as_string());
+      if (!t) return InvalidArgument(dir + "/" + file.as_string() + ": tensor " + name.as_string() + " is missing");
+      by_name[name.as_string()] = t;
+    }
+  } else {
+    return InvalidArgument(dir + ": there is neither model.safetensors nor model.safetensors.index.json");
+  }
+  for (const auto& [name, t] : by_name) out->tensors.names.push_back(name);
+  out->tensors.find = [by_name = std::move(by_name)](const std::string& name) -> const FileTensor* {
+    auto it = by_name.find(name);
+    return it == by_name.end() ? nullptr : it->second;
+  };
+  return out;
+}
+
+// GGUF's name -> Hugging Face's, for `llama`; empty for a name that is not of it.
+std::string HuggingFaceName(const std::string& gguf) {
+  if (gguf == "token_embd.weight") return "model.embed_tokens.weight";
+  if (gguf == "output_norm.weight") return "model.norm.weight";
+  if (gguf == "output.weight") return "lm_head.weight";
+  static constexpr std::pair<const char*, const char*> kOfLayer[] = {{"attn_norm", "input_layernorm"},
+                                                                     {"attn_q", "self_attn.q_proj"},
+                                                                     {"attn_k", "self_attn.k_proj"},
+                                                                     {"attn_v", "self_attn.v_proj"},
+                                                                     {"attn_output", "self_attn.o_proj"},
+                                                                     {"ffn_norm", "post_attention_layernorm"},
+                                                                     {"ffn_gate", "mlp.gate_proj"},
+                                                                     {"ffn_up", "mlp.up_proj"},
+                                                                     {"ffn_down", "mlp.down_proj"}};
+  if (gguf.rfind("blk.", 0) != 0) return "";
+  const size_t dot = gguf.find('.', 4);
+  if (dot == std::string::npos || dot == 4 || gguf.find_first_not_of("0123456789", 4) != dot) return "";
+  for (const auto& [ours, theirs] : kOfLayer) {
+    if (gguf.substr(dot + 1) == std::string(ours) + ".weight") return "model.layers." + gguf.substr(4, dot - 4) + "." + theirs + ".weight";
+  }
+  return "";
+}
+
+Result<std::unique_ptr<OpenModel>> OpenGguf(const std::string& path) {
+  auto out = std::make_unique<OpenModel>();
+  ASSIGN_OR_RETURN(GgufFile file, GgufFile::Open(path));
+  out->gguf = std::make_unique<GgufFile>(std::move(file));
+  auto config = ConfigFromGguf(*out->gguf);
+  if (!config.ok()) return config.status().WithContext(path);
+  out->config = std::move(config).value();
+  std::map<std::string, const FileTensor*> by_name;
+  for (const FileTensor& t : out->gguf->tensors()) {
+    const std::string name = HuggingFaceName(t.name);
+    if (name.empty()) return InvalidArgument(path + ": tensor " + t.name + " is not part of the architecture llama");
+    by_name[name] = &t;
+    out->tensors.names.push_back(name);
+  }
+  out->tensors.permuted = true;
+  out->tensors.find = [by_name = std::move(by_name)](const std::string& name) -> const FileTensor* {
+    auto it = by_name.find(name);
+    return it == by_name.end() ? nullptr : it->second;
+  };
+  return out;
+}
+
+Result<std::unique_ptr<OpenModel>> Open(const std::string& path) { return IsDirectory(path) ? OpenFolder(path) : OpenGguf(path); }
+
+// Every tensor that the config asks for is there in its shape, and no other. Before anything is allocated.
+Status CheckTensors(const OpenModel& model, const std::string& path) {
+  const ModelConfig& c = model.config;
+  // Cheap bound first, so that a config of a million layers costs nothing.
+  if (static_cast<size_t>(c.layers) > model.tensors.names.size()) {
+    return InvalidArgument(path + ": " + std::to_string(c.layers) + " layers, but only " + std::to_string(model.tensors.names.size()) + " tensors");
+  }
+  size_t found = 0;
+  for (const TensorSpec& spec : TensorSpecs(c)) {
+    const FileTensor* t = model.tensors.find(spec.name);
+    if (!t) return InvalidArgument(path + ": tensor " + spec.name + " is missing");
+    if (t->shape != spec.shape) {
+      auto text = [](const std::vector<int64_t>& shape) {
+        std::string out = "[";
+        for (size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
+        return out + "]";
+      };
+      return InvalidArgument(path + ": tensor " + spec.name + " has the shape " + text(t->shape) + ", the config asks for " + text(spec.shape));
+    }
+    ++found;
+  }
+  if (found == model.tensors.names.size()) return Status::Ok();
+  const std::vector<TensorSpec> specs = TensorSpecs(c);
+  for (const std::string& name : model.tensors.names) {
+    const bool known = std::any_of(specs.begin(), specs.end(), [&](const TensorSpec& s) { return s.name == name; });
+    // A tied head may be stored, and old files store the rotary frequencies; neither is a parameter of its own.
+    const bool ignored = (c.tied && name == "lm_head.weight") || HasSuffix(name, "rotary_emb.inv_freq");
+    if (!known && !ignored) return InvalidArgument(path + ": tensor " + name + " is not part of this model");
+  }
+  return Status::Ok();
+}
+
+// llama.cpp interleaves the two halves of each head's rows; this puts them back.
+void UndoPermutation(std::span<float> tensor, int heads, int head_dim, int64_t width) {
+  std::vector<float> head(static_cast<size_t>(head_dim * width));
+  const int half = head_dim / 2;
+  for (int h = 0; h < heads; ++h) {
+    float* rows = tensor.data() + static_cast<int64_t>(h) * head_dim * width;
+    for (int s = 0; s < 2; ++s) {
+      for (int j = 0; j < half; ++j) std::memcpy(head.data() + (s * half + j) * width, rows + (2 * j + s) * width, static_cast<size_t>(width) * sizeof(float));
+    }
+    std::memcpy(rows, head.data(), head.size() * sizeof(float));
+  }
+}
+
+Result<std::string> ReadOptional(const std::string& path, int64_t most) {
+  if (!Exists(path)) return std::string();
+  return ReadFile(path, most);
+}
+
+Result<text::TextFiles> TextFilesAt(const std::string& path, const GgufFile* gguf) {
+  text::TextFiles out;
+  if (!IsDirectory(path)) {
+    ASSIGN_OR_RETURN(out.gguf, gguf->TokenizerMetadata());
+    return out;
+  }
+  ASSIGN_OR_RETURN(out.tokenizer_json, ReadOptional(path + "/tokenizer.json", kMaxTokenizerFile));
+  ASSIGN_OR_RETURN(out.tokenizer_config_json, ReadOptional(path + "/tokenizer_config.json", kMaxSmallFile));
+  ASSIGN_OR_RETURN(out.special_tokens_map_json, ReadOptional(path + "/special_tokens_map.json", kMaxSmallFile));
+  ASSIGN_OR_RETURN(out.chat_template_jinja, ReadOptional(path + "/chat_template.jinja", kMaxSmallFile));
+  ASSIGN_OR_RETURN(out.generation_config_json, ReadOptional(path + "/generation_config.json", kMaxSmallFile));
+  return out;
+}
+
+Result<ModelFile> Load(const std::string& model, bool with_params) {
+  ModelFile out;
+  ASSIGN_OR_RETURN(out.path, ResolveModel(model));
+  ASSIGN_OR_RETURN(const std::unique_ptr<OpenModel> open, Open(out.path));
+  RETURN_IF_ERROR(CheckTensors(*open, out.path));
+  out.config = open->config;
+  out.format = open->gguf ? "gguf" : "safetensors";
+  // A model without a readable tokenizer still scores ids.
+  if (auto text = TextFilesAt(out.path, open->gguf.get()); text.ok()) {
+    out.text = std::move(text).value();
+  } else if (!open->gguf) {
+    return text.status();
+  }
+  if (!with_params) return out;
+  out.params = Parameters(out.config);
+  for (size_t i = 0; i < out.params.tensors().size(); ++i) {
+    const TensorSpec& spec = out.params.tensors()[i];
+    const FileTensor* t = open->tensors.find(spec.name);
+    ReadElements(t->type, t->bytes, out.params.tensor(i));
+    if (!open->tensors.permuted) continue;
+    if (HasSuffix(spec.name, "q_proj.weight")) UndoPermutation(out.params.tensor(i), out.config.heads, out.config.head_dim, out.config.width);
+    if (HasSuffix(spec.name, "k_proj.weight")) UndoPermutation(out.params.tensor(i), out.config.kv_heads, out.config.head_dim, out.config.width);
+  }
+  return out;
+}
+
+// The folder of the newest checkpoint in RUN/checkpoints, or empty.
+std::string NewestCheckpoint(const std::string& run) {
+  std::string best;
+  int64_t best_step = -1;
+  auto names = ListDir(run + "/checkpoints");
+  if (!names.ok()) return best;
+  for (const std::string& name : *names) {
+    if (name.empty() || name.size() > 18 || name.find_first_not_of("0123456789") != std::string::npos) continue;
+    const int64_t step = std::stoll(name);
+    const std::string dir = run + "/checkpoints/" + name;
+    if (step > best_step && Exists(dir + "/config.json")) best_step = step, best = dir;
+  }
+  return best;
+}
+
+// What a path names: a folder with config.json, a run, a folder with one GGUF file, or a file; empty when nothing.
+Result<std::string> ResolvePath(const std::string& path) {
+  if (!IsDirectory(path)) return Exists(path) ? path : std::string();
+  if (Exists(path + "/config.json")) return path;
+  if (const std::string newest = NewestCheckpoint(path); !newest.empty()) return newest;
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, ListDir(path));
+  std::string gguf;
+  for (const std::string& name : names) {
+    if (!HasSuffix(name, ".gguf")) continue;
+    if (!gguf.empty()) return InvalidArgument(path + ": there is more than one GGUF file; name one");
+    gguf = path + "/" + name;
+  }
+  if (gguf.empty()) return InvalidArgument(path + ": there is neither config.json, nor a checkpoint, nor a GGUF file");
+  return gguf;
+}
+
+}  // namespace
+
+Result<std::string> ResolveModel(const std::string& model) {
+  ASSIGN_OR_RETURN(std::string path, ResolvePath(model));
+  if (path.empty() && model.find('/') == std::string::npos) {
+    ASSIGN_OR_RETURN(path, ResolvePath("models/" + model));
+  }
+  if (path.empty()) return NotFound("no model '" + model + "': neither a folder, nor a file, nor the name of a fetched model (temper model fetch)");
+  return path;
+}
+
+Result<ModelFile> LoadModel(const std::string& model) { return Load(model, true); }
+Result<ModelFile> LoadModelConfig(const std::string& model) { return Load(model, false); }
+
+Result<text::TextFiles> LoadTextFiles(const std::string& model) {
+  ASSIGN_OR_RETURN(const std::string path, ResolveModel(model));
+  if (IsDirectory(path)) return TextFilesAt(path, nullptr);
+  ASSIGN_OR_RETURN(const GgufFile gguf, GgufFile::Open(path));
+  return TextFilesAt(path, &gguf);
+}
+
+Status SaveHuggingFace(const std::string& dir, const ModelConfig& config, const Parameters& params, const text::TextFiles& text, FileType type) {
+  RETURN_IF_ERROR(MakeDirs(dir));
+  std::vector<TensorToWrite> tensors;
+  for (size_t i = 0; i < params.tensors().size(); ++i) {
+    tensors.push_back({params.tensors()[i].name, params.tensors()[i].shape, params.tensor(i), {}});
+  }
+  text::TextFiles files = text;
+  if (text.gguf) {
+    ASSIGN_OR_RETURN(files, text::HuggingFaceFiles(*text.gguf));
+  }
+  const std::pair<const char*, const std::string*> kTexts[] = {{"tokenizer.json", &files.tokenizer_json},
+                                                               {"tokenizer_config.json", &files.tokenizer_config_json},
+                                                               {"special_tokens_map.json", &files.special_tokens_map_json},
+                                                               {"chat_template.jinja", &files.chat_template_jinja},
+                                                               {"generation_config.json", &files.generation_config_json}};
+  for (const auto& [name, content] : kTexts) {
+    if (!content->empty()) RETURN_IF_ERROR(WriteFileAtomic(dir + "/" + name, *content));
+  }
+  RETURN_IF_ERROR(WriteSafetensors(dir + "/model.safetensors", tensors, type));
+  return WriteFileAtomic(dir + "/config.json", WriteConfigJson(config, type));  // last: a folder with it is whole
+}
+
+}  // namespace temper::engine
