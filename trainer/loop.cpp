@@ -264,7 +264,11 @@ class Loop {
       groups[0].rollouts.push_back(std::move(rollout));
     }
     ASSIGN_OR_RETURN(const Batch batch, BuildBatch(std::move(groups), {.merge = options_.tree, .max_chunk_nodes = max_chunk_nodes_}));
-    ASSIGN_OR_RETURN(const auto logprobs, ForwardAll(batch, /*keep=*/false));
+    std::vector<std::vector<float>> logprobs;
+    for (const BatchChunk& chunk : batch.chunks) {
+      ASSIGN_OR_RETURN(const std::span<const float> row, pass_.Forward(weights_, chunk.tree, Wanting(chunk, /*keep=*/false)));
+      logprobs.emplace_back(row.begin(), row.end());
+    }
     return CheckOnPolicy(batch, logprobs, version);
   }
 
@@ -273,15 +277,6 @@ class Loop {
         "trainer and rollout worker disagree at version {}: {} of tokens drawn and scored with the same weights: importance ratio off by "
         "{:.3g} at most; {}. The weights a worker serves or the stored logprobs are not what they should be",
         version, check.tokens, check.max_deviation, check.first_mismatch));
-  }
-
-  Result<std::vector<std::vector<float>>> ForwardAll(const Batch& batch, bool keep) {
-    std::vector<std::vector<float>> logprobs;
-    for (const BatchChunk& chunk : batch.chunks) {
-      ASSIGN_OR_RETURN(const std::span<const float> row, pass_.Forward(weights_, chunk.tree, Wanting(chunk, keep)));
-      logprobs.emplace_back(row.begin(), row.end());
-    }
-    return logprobs;
   }
 
   // The next batch of the pool; waits for it.
@@ -347,31 +342,32 @@ class Loop {
     report.tree_tokens = batch.tree_tokens;
     report.logical_tokens = batch.logical_tokens;
 
-    // The loss needs every logprob of the step before the first backward. One chunk keeps its activations; several are run again.
-    const bool single = batch.chunks.size() == 1;
-    ASSIGN_OR_RETURN(const auto logprobs, ForwardAll(batch, single));
+    // Every loss that is built gives a token's coefficient from that token's own logprob; advantages and denominators know of none. So a
+    // chunk can be scored, checked and differentiated before the next one takes its memory.
+    std::vector<std::vector<float>> logprobs;
+    for (const BatchChunk& chunk : batch.chunks) logprobs.emplace_back(static_cast<size_t>(chunk.tree.size()), 0.0f);
+    grads_.SetZero();
+    for (size_t c = 0; c < batch.chunks.size(); ++c) {
+      ASSIGN_OR_RETURN(const std::span<const float> row, pass_.Forward(weights_, batch.chunks[c].tree, Wanting(batch.chunks[c])));
+      logprobs[c].assign(row.begin(), row.end());
+      report.forward_s += lap();
+      const LossResult part = ComputeLoss(options_.algorithm.algorithm, MakeLossGroups(batch, logprobs));
+      pass_.Backward(NodeCoefficients(batch, part.coef)[c], grads_);
+      report.backward_s += lap();
+    }
+    const LossResult loss = ComputeLoss(options_.algorithm.algorithm, MakeLossGroups(batch, logprobs));
+    report.loss = loss.loss;
+    report.loss_metrics = loss.metrics;
+
     report.on_policy = CheckOnPolicy(batch, logprobs, state_.step);
     if (report.on_policy.tokens == 0 && doors_.probe) {
       ASSIGN_OR_RETURN(const std::vector<std::string> probe, doors_.probe(state_.step));
       if (!probe.empty()) {
         ASSIGN_OR_RETURN(report.on_policy, Probe(probe, state_.step));
-        if (single) RETURN_IF_ERROR(ForwardAll(batch, /*keep=*/true).status());  // the probe took the activations' place
       }
     }
     if (!report.on_policy.first_mismatch.empty()) return Disagreement(report.on_policy, state_.step);
-    report.forward_s = lap();
-
-    const LossResult loss = ComputeLoss(options_.algorithm.algorithm, MakeLossGroups(batch, logprobs));
-    report.loss = loss.loss;
-    report.loss_metrics = loss.metrics;
     if (!std::isfinite(loss.loss)) return Internal(fmt::format("the loss is not finite at step {}", report.step));
-    const std::vector<std::vector<float>> coef = NodeCoefficients(batch, loss.coef);
-    grads_.SetZero();
-    for (size_t c = 0; c < batch.chunks.size(); ++c) {
-      if (!single) RETURN_IF_ERROR(pass_.Forward(weights_, batch.chunks[c].tree, Wanting(batch.chunks[c])).status());
-      pass_.Backward(coef[c], grads_);
-    }
-    report.backward_s = lap();
     if (options_.prove_tree && options_.tree && !proved_) RETURN_IF_ERROR(Prove(batch, loss, layout));
     lap();
 
@@ -387,14 +383,16 @@ class Loop {
     if (evaluate || last) RETURN_IF_ERROR(Patiently("data pool, pause", [&] { return doors_.pool.Pause(true); }));
     RETURN_IF_ERROR(Patiently("data pool, update", [&] { return doors_.pool.Update(options_.incarnation, state_.step - 1); }));
     report.publish_s = lap();
+    report.checkpoint_s = std::exchange(checkpoint_s_, 0);
+    report.wall_s = Now() - start_s_;
+    // Before the checkpoint: a line too many is cut on resume, one too few would be missing for good.
+    RETURN_IF_ERROR(AppendFile(MetricsPath(options_.run_dir), MetricsLine(report)));
+    Show(report);
     if (last || state_.step % options_.checkpoint_every == 0) {
       RETURN_IF_ERROR(SaveCheckpoint(options_.run_dir, state_, text_, options_.keep));
       RETURN_IF_ERROR(Patiently("data pool, commit", [&] { return doors_.pool.Commit(state_.step); }));
+      checkpoint_s_ = lap();
     }
-    report.checkpoint_s = lap();
-    report.wall_s = Now() - start_s_;
-    RETURN_IF_ERROR(AppendFile(MetricsPath(options_.run_dir), MetricsLine(report)));
-    Show(report);
     if (evaluate) RETURN_IF_ERROR(Evaluate());
     return Status::Ok();
   }
@@ -441,6 +439,7 @@ class Loop {
   engine::ComputeWeights weights_;  // of version state_.step
   int64_t max_chunk_nodes_ = 0;
   bool proved_ = false;
+  double checkpoint_s_ = 0;  // of the checkpoint before this step
 };
 
 }  // namespace
