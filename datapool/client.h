@@ -41,7 +41,8 @@ class DataPool {
   virtual Status Update(const std::string& incarnation, int64_t batch) = 0;
   // The checkpoint after `step` updates is durable. Durable (fsync) when it returns. A repeat is OK.
   virtual Status Commit(int64_t step) = 0;
-  // Around an evaluation: nothing is handed out, and the deadlines' clock stands still.
+  // Around an evaluation: nothing is handed out, and the deadlines' clock stands still. Stays as it was set, over a restart of
+  // the pool and of the trainer (which says what it wants before it attaches); a resumed job begins with it off.
   virtual Status Pause(bool on) = 0;
 
   // ---- job

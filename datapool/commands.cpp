@@ -11,6 +11,7 @@
 #include "common/status.h"
 #include "common/strings.h"
 #include "datapool/format.h"
+#include "datapool/listing.h"
 #include "datapool/picture.h"
 #include "datapool/sim.h"
 #include "datapool/verify.h"
@@ -161,12 +162,56 @@ int Verify(int argc, char** argv) {
   return report.ok() ? 0 : 1;
 }
 
+Result<std::vector<LedgerRecord>> LedgerOf(const std::string& run) {
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(run + kLedgerFile));
+  Result<std::vector<LedgerRecord>> records = ReadLedger(text);
+  if (!records.ok()) return records.status().WithContext(run + kLedgerFile);
+  return records;
+}
+
+constexpr char kLsUsage[] =
+    "usage: temper pool ls RUN\n"
+    "One line a group of RUN, in order of admission: its task, version, state, attempts and outcomes.\n";
+
+int Ls(int argc, char** argv) {
+  if (argc == 2 && (std::string_view(argv[1]) == "--help" || std::string_view(argv[1]) == "-h")) {
+    std::fputs(kLsUsage, stdout);
+    return 0;
+  }
+  if (argc != 2) return Bad(std::string("ls: give one run folder\n") + kLsUsage);
+  Result<std::vector<LedgerRecord>> ledger = LedgerOf(argv[1]);
+  if (!ledger.ok()) return Bad(ledger.status().message());
+  for (const std::string& line : ListGroups(*ledger)) Print(line);
+  return 0;
+}
+
+constexpr char kExplainUsage[] =
+    "usage: temper pool explain RUN GROUP\n"
+    "What became of one group, as the ledger has it: admission, every attempt, lease, update, commit or death.\n";
+
+int Explain(int argc, char** argv) {
+  if (argc == 2 && (std::string_view(argv[1]) == "--help" || std::string_view(argv[1]) == "-h")) {
+    std::fputs(kExplainUsage, stdout);
+    return 0;
+  }
+  int64_t group = 0;
+  if (argc != 3 || !ParseInt(argv[2], &group)) return Bad(std::string("explain: give a run folder and the number of a group\n") + kExplainUsage);
+  Result<std::vector<LedgerRecord>> ledger = LedgerOf(argv[1]);
+  if (!ledger.ok()) return Bad(ledger.status().message());
+  Result<std::vector<std::string>> lines = ExplainGroup(*ledger, group);
+  if (!lines.ok()) return Failed(lines.status().message());
+  for (const std::string& line : *lines) Print(line);
+  return 0;
+}
+
 }  // namespace
 
 const std::vector<Command>& Commands() {
   static const std::vector<Command> kCommands = {
       {"pool", "sim", "the window machine in virtual time, from a script or a generated world", &Sim},
       {"pool", "verify", "hold a run's ledger to its balance and to the window machine", &Verify},
+      {"pool", "ls", "the groups of a run and where they stand", &Ls},
+      {"pool", "explain", "what became of one group of a run", &Explain},
   };
   return kCommands;
 }

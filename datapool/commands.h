@@ -1,4 +1,4 @@
-// Doors: `temper pool sim`, `temper pool verify`.
+// Doors: `temper pool sim`, `verify`, `ls`, `explain`.
 #pragma once
 
 #include <vector>

@@ -557,7 +557,6 @@ struct LocalDataPool::Impl {
     turn.sync = true;
     std::vector<int64_t> back;
     if (known) {
-      if (paused) SetPaused(false);
       ASSIGN_OR_RETURN(StepOutput out, Apply(turn, Simple(Event::Kind::kCrashTrainer)));
       for (const Decision& d : out.decisions) {
         if (d.kind == Decision::Kind::kRecover) back = d.groups;

@@ -334,9 +334,11 @@ TEST_P(PoolContract, TrainerRestart) {
   EXPECT_EQ(back->groups[0].members, first[0].members);
   EXPECT_TRUE(pool().Update("t2", 0).ok());
   ASSERT_TRUE(pool().Lease("t2", 1, 0)->ready);
+  EXPECT_TRUE(pool().Pause(true).ok());
   // Dies after its checkpoint 2 and before it could tell of the update.
   EXPECT_EQ(*pool().AttachTrainer("t3", 2), (std::vector<int64_t>{}));
   EXPECT_EQ((*pool().Metrics())["committed"], 2);
+  EXPECT_EQ((*pool().Metrics())["paused"], 1) << "set before it attached, for an evaluation of its own";
   EXPECT_EQ(pool().AttachTrainer("t4", 1).status().code(), StatusCode::kFailedPrecondition);
   EXPECT_EQ(pool().AttachTrainer("t4", 3).status().code(), StatusCode::kFailedPrecondition);
   ExpectVerified();

@@ -5,6 +5,7 @@
 
 #include "common/json.h"
 #include "common/strings.h"
+#include "datapool/listing.h"
 #include "datapool/sim.h"
 #include "tests/datapool/script.h"
 
@@ -353,6 +354,39 @@ TEST(Window, CloseAndReopen) {
   EXPECT_EQ(p.window.totals().running, 0);
   EXPECT_EQ(p.Commit(1), "C1");
   EXPECT_EQ(p.Do(Of(Event::Kind::kReopen)), "error");
+}
+
+// What could go wrong: a listing contradicts the ledger.
+TEST(Listing, GroupsAndTheirStories) {
+  Play p(R"({"P":1,"S":1,"G":2,"retries":1})");
+  std::vector<LedgerRecord> ledger;
+  auto keep = [&] {
+    for (const LedgerLine& line : p.last.ledger) ledger.push_back({static_cast<int64_t>(ledger.size()) + 1, line});
+  };
+  Window fresh(p.window.config());
+  p.last = fresh.Start(0);
+  keep();
+  for (const Event& e : {FailEvent(0, 0), FinishEvent(0, 0, 0.5), FinishEvent(0, 1, 1), Of(Event::Kind::kLease), Of(Event::Kind::kUpdate, 0), Of(Event::Kind::kCommit, 1),
+                         FinishEvent(1, 0, std::nullopt), FinishEvent(1, 1)}) {
+    p.Do(e);
+    keep();
+  }
+  std::string text;
+  for (const LedgerRecord& r : ledger) text += PrintLedger(r) + "\n";
+  Result<std::vector<LedgerRecord>> read = ReadLedger(text + "{\"seq\":");
+  ASSERT_TRUE(read.ok());
+  EXPECT_EQ(*read, ledger);
+  EXPECT_FALSE(ReadLedger("{}\n").ok());
+  std::vector<std::string> groups = ListGroups(ledger);
+  ASSERT_EQ(groups.size(), 4u);
+  EXPECT_EQ(groups[0], R"({"group":0,"source":"default","task":0,"version_admitted":0,"state":"consumed","step":1,"attempts":3,"running":0,"outcomes":{"infra_failure":1,"scored":2},"reward_mean":0.75})");
+  EXPECT_EQ(groups[1], R"({"group":1,"source":"default","task":1,"version_admitted":0,"state":"tombstoned","reason":"too_few_valid","attempts":2,"running":0,"outcomes":{"scored":2},"reward_mean":1})");
+  EXPECT_THAT(groups[3], testing::HasSubstr(R"("state":"running","attempts":2,"running":2)"));
+  Result<std::vector<std::string>> story = ExplainGroup(ledger, 0);
+  ASSERT_TRUE(story.ok());
+  EXPECT_EQ(story->size(), 10u);
+  EXPECT_THAT(story->back(), testing::HasSubstr(R"("event":"commit","step":1)"));
+  EXPECT_EQ(ExplainGroup(ledger, 9).status().code(), StatusCode::kNotFound);
 }
 
 }  // namespace
