@@ -6,6 +6,7 @@
 
 #include "common/command.h"
 #include "datapool/commands.h"
+#include "engine/commands.h"
 #include "sandbox/commands.h"
 #include "trainer/commands.h"
 #include "verifiers/commands.h"
@@ -18,6 +19,7 @@ std::vector<Command> AllCommands() {
   auto add = [&](const std::vector<Command>& part) { all.insert(all.end(), part.begin(), part.end()); };
   add(trainer::Commands());
   add(datapool::Commands());
+  add(engine::Commands());
   add(sandbox::Commands());
   add(verifiers::Commands());
   return all;
