@@ -7,6 +7,7 @@
 #include "common/command.h"
 #include "datapool/commands.h"
 #include "engine/commands.h"
+#include "gateway/commands.h"
 #include "sandbox/commands.h"
 #include "trainer/commands.h"
 #include "verifiers/commands.h"
@@ -20,6 +21,7 @@ std::vector<Command> AllCommands() {
   add(trainer::Commands());
   add(datapool::Commands());
   add(engine::Commands());
+  add(gateway::Commands());
   add(sandbox::Commands());
   add(verifiers::Commands());
   return all;

@@ -16,7 +16,8 @@ class ModelText : public PolicyText {
     return model_.Render({.messages = messages,
                           .tools = tools,
                           .add_generation_prompt = add_generation_prompt,
-                          .variables = variables});
+                          .variables = variables,
+                          .now_s = {}});
   }
   std::vector<int32_t> Encode(std::string_view text) const override { return model_.tokenizer.Encode(text); }
   std::string_view TokenBytes(int32_t id) const override { return model_.tokenizer.TokenBytes(id); }
