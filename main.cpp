@@ -7,6 +7,7 @@
 #include "common/command.h"
 #include "datapool/commands.h"
 #include "engine/commands.h"
+#include "engine/decode/commands.h"
 #include "gateway/commands.h"
 #include "sandbox/commands.h"
 #include "trainer/commands.h"
@@ -21,6 +22,7 @@ std::vector<Command> AllCommands() {
   add(trainer::Commands());
   add(datapool::Commands());
   add(engine::Commands());
+  add(engine::DecodeCommands());
   add(gateway::Commands());
   add(sandbox::Commands());
   add(verifiers::Commands());
