@@ -20,7 +20,7 @@
 namespace temper::agents {
 namespace {
 
-constexpr char kTaskFileInside[] = "/run/temper/task.json";
+constexpr char kTaskFileInside[] = "/opt/temper/task.json";
 constexpr char kBuildInside[] = "/opt/temper";
 constexpr size_t kToolOutputBytesMax = 2000;
 constexpr size_t kLastWordsBytes = 2000;
@@ -68,7 +68,7 @@ class SandboxCommand : public Scaffold {
  public:
   explicit SandboxCommand(const ScaffoldOptions& options) : options_(options) {
     for (const std::string& word : options.command) {
-      std::string inside = Replace(Replace(word, "{task}", kTaskFileInside), "{run}", "/run/temper");
+      std::string inside = Replace(Replace(word, "{task}", kTaskFileInside), "{run}", "/opt/temper");
       // Only the files named are shown, not the whole folder.
       if (inside.rfind("{build}/", 0) == 0) programs_.push_back(inside.substr(8));
       argv_.push_back(Replace(inside, "{build}", kBuildInside));

@@ -205,6 +205,10 @@ int Run(int argc, char** argv) {
       std::printf("%s: done already\n", run.path().c_str());
       return 0;
     }
+    // Relative paths of the job begin where it was first started.
+    if (!state.working_folder.empty() && chdir(state.working_folder.c_str()) != 0) {
+      return Complain("run", ErrnoStatus(state.working_folder, errno).message(), 1);
+    }
     auto stored = ReadFile(run.File("plan.json"));
     Status restored = stored.ok() ? RestorePlan(*stored, &*plan) : stored.status();
     if (!restored.ok()) return Complain("run", restored.message(), 2);

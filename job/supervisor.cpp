@@ -254,6 +254,13 @@ struct Supervisor::Impl {
     }
   }
 
+  // The trainer waits for the agents, so it may be the first to report what went wrong there.
+  void NameTheCause() {
+    if (end->exit_code != 1 || end->reason.rfind("trainer:", 0) != 0) return;
+    auto why = ReadFile(run.File("logs/agents.error"), 1 << 16);
+    if (why.ok() && !Trim(*why).empty()) end->reason = "agents: " + std::string(Trim(*why));
+  }
+
   void ClosePool() {
     const Child* pool = nullptr;
     for (const Child& child : children) {
@@ -287,6 +294,7 @@ struct Supervisor::Impl {
     watcher.Stop();
     if (end->exit_code == 0) ClosePool();
     StopRoles({"trainer", "agents"});
+    NameTheCause();
     if (end->exit_code != 0) ClosePool();
     if (!hard) watcher.PollNow();
     RefreshView();
