@@ -22,7 +22,6 @@ const Words kNames = {"apple", "pear",  "plum",  "fig",   "kiwi",  "lemon", "man
 const Words kContents = {"red",   "blue",  "green", "black", "white", "brown", "pink",  "gold",  "north", "south", "east",
                          "west",  "one",   "two",   "three", "four",  "five",  "six",   "seven", "eight", "spring", "summer",
                          "autumn", "winter", "cold", "warm",  "dry",   "wet",   "fast",  "slow",  "loud",  "calm"};
-const Words kKeys = {"port", "host", "mode", "user", "path", "size", "speed", "theme", "color", "title", "zone", "rate"};
 const Words kFolders = {"docs", "data", "text", "box"};
 const Words kEndings = {"txt", "md", "cfg", "log"};
 const Words kSeparators = {"=", ":", ",", "-"};
@@ -142,10 +141,10 @@ Plan MakePlan(uint64_t seed, int64_t index, Split split) {
       auto [n, v] = names_contents();
       plan.c = kNames[n];
       plan.b = kContents[v];
-      plan.a = draw.Pick(kKeys);
+      const Words keys = DistinctNames(draw, 2, {plan.c});
+      plan.a = keys[0];
       plan.answer = draw.Pick(kSeparators);
-      std::string other;
-      do other = draw.Pick(kKeys); while (other == plan.a);
+      const std::string& other = keys[1];
       plan.files = {{plan.c, other + plan.answer + draw.Pick(kContents) + "\n"}};
       break;
     }
@@ -185,9 +184,10 @@ Plan MakePlan(uint64_t seed, int64_t index, Split split) {
       break;
     }
     case Family::kLevel: {
-      auto [n, v] = Combination(draw, split, kNames.size(), kKeys.size());
+      auto [n, v] = Combination(draw, split, kNames.size(), kNames.size());
+      if (n == v) v = (v + 4) % kNames.size();
       plan.b = kNames[n];
-      plan.a = kKeys[v];
+      plan.a = kNames[v];
       plan.answer = draw.Pick(kLevels);
       plan.files = {{plan.a, "level=" + plan.answer + "\n"}};
       break;
@@ -373,7 +373,7 @@ std::vector<std::string> TerminalWords() {
       }
     }
   };
-  for (const Words* list : {&kNames, &kContents, &kKeys, &kFolders, &kEndings, &kLevels, &kPrefixes}) {
+  for (const Words* list : {&kNames, &kContents, &kFolders, &kEndings, &kLevels, &kPrefixes}) {
     for (const std::string& w : *list) add(w);
   }
   for (size_t f = 0; f < kFamilyNames.size(); ++f) {

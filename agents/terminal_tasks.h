@@ -1,11 +1,11 @@
 // The built-in task generator `terminal`: small jobs in a shell, most of which cannot be done without looking first.
 //
 //   looking needed (15 of 20 tasks)                               the look that tells
-//   config   "set port to red in apple"                          which separator does the file use (= : , -)
+//   config   "set plum to red in apple"                          which separator does the file use (= : , -)
 //   find     "remove the file with red"                          which file holds the word
 //   folder   "save red as apple in the folder"                   what is the only folder called
 //   ending   "copy apple to pear keeping its ending"              does the file end in txt, md, cfg or log
-//   level    "write the level of port in apple"                   what does the file say
+//   level    "write the level of plum in apple"                   what does the file say
 //   no look (5 of 20): write, folder creation, copy
 //
 // Demonstrations for supervised warm-up follow a good strategy (look, act, say done) or one of three poor ones, each of them

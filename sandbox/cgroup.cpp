@@ -65,6 +65,19 @@ bool KillAndRemove(const std::string& dir) {
   return rmdir(dir.c_str()) == 0 || errno == ENOENT;
 }
 
+// Empty groups of jobs whose owner is dead: a machine that was cut off, or a janitor that was killed with its owner.
+// Nothing is killed here: a group that still holds a process may be another janitor's, at work.
+void RemoveEmptyOfDeadJobs(const std::string& base) {
+  for (const std::string& dir : SubFolders(base)) {
+    std::vector<std::string> parts = Split(BaseName(dir), '-');
+    int64_t pid;
+    if (parts.size() != 3 || parts[0] != "temper" || !ParseInt(parts[1], &pid) || pid <= 1) continue;
+    if (kill(static_cast<pid_t>(pid), 0) == 0 || errno != ESRCH) continue;
+    for (const std::string& sub : SubFolders(dir)) rmdir(sub.c_str());
+    rmdir(dir.c_str());
+  }
+}
+
 bool RemoveRoots(const std::vector<std::string>& roots, double timeout_s) {
   Clock& clock = SystemClock::Get();
   for (double end = clock.NowS() + timeout_s;;) {
@@ -184,6 +197,7 @@ Result<CgroupTree> CgroupTree::OpenAt(CgroupMode mode, const std::string& job_id
   }
   auto make = [&](const std::string& base) {
     std::string root = base + "/" + job_id;
+    RemoveEmptyOfDeadJobs(base);
     if (!MakeDir(root)) return std::string();
     tree.roots_.push_back(root);
     return root;

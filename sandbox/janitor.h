@@ -43,7 +43,9 @@ class Janitor {
   int service_fd() const;
   // Becomes readable (end of file) when the janitor is gone. Owned by this object.
   int lifeline_fd() const;
-  // Puts a process, and all it will start, under the janitor: killed with the rest. For roles and host-side agents.
+  // Puts a process, and all it will start, under the janitor: killed with the rest. For roles and host-side agents. What the
+  // process had started before is not part of it: let a fresh child wait for this before it executes anything. Without
+  // cgroups only the process and its process group are reached.
   Status Enroll(pid_t pid);
   // Orderly end: kills and removes everything, waits for it. kDeadlineExceeded when that took longer.
   Status Stop(double timeout_s = 10);

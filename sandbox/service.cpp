@@ -98,7 +98,9 @@ struct Running {
   uint64_t fd3_dropped = 0;
   Stream streams[3];
   double start_s = 0, deadline_s = 0, kill_s = 0;  // kill_s: when it was killed, 0 = not
-  bool timed_out = false, cpu_out = false, disk_full = false, files_full = false;
+  bool timed_out = false, cpu_out = false;
+  bool disk_was_full = false, files_were_full = false;  // when it began
+  bool disk_full = false, files_full = false;           // became so meanwhile
   Counters base;
   std::function<void(Result<ExecResult>)> done;
   explicit Running(int64_t output_bytes) : out(output_bytes), err(output_bytes) {}
@@ -252,6 +254,11 @@ class LocalSandboxService::Loop {
     if (request.timeout_s > 0) timeout_s = std::min(timeout_s, request.timeout_s);
     run->deadline_s = run->start_s + timeout_s;
     run->base = box->Read();
+    struct statfs fs = {};
+    if (fstatfs(box->work.get(), &fs) == 0) {
+      run->disk_was_full = fs.f_bavail == 0;
+      run->files_were_full = fs.f_ffree == 0;
+    }
     run->done = std::move(done);
     Running* r = run.get();
     box->running[r->exec_id] = std::move(run);
@@ -405,8 +412,8 @@ class LocalSandboxService::Loop {
     bool full = fstatfs(box.work.get(), &fs) == 0;
     std::vector<uint32_t> lost;
     for (auto& [exec_id, run] : box.running) {
-      run->disk_full |= full && fs.f_bavail == 0;
-      run->files_full |= full && fs.f_ffree == 0;
+      run->disk_full |= full && fs.f_bavail == 0 && !run->disk_was_full;
+      run->files_full |= full && fs.f_ffree == 0 && !run->files_were_full;
       if (run->kill_s > 0) {
         if (now >= run->kill_s + kKillGraceS) lost.push_back(exec_id);
         continue;
