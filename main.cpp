@@ -7,6 +7,7 @@
 #include "common/command.h"
 #include "datapool/commands.h"
 #include "engine/commands.h"
+#include "engine/files/commands.h"
 #include "engine/decode/commands.h"
 #include "gateway/commands.h"
 #include "job/commands.h"
@@ -23,6 +24,7 @@ std::vector<Command> AllCommands() {
   add(trainer::Commands());
   add(datapool::Commands());
   add(engine::Commands());
+  add(engine::FileCommands());
   add(engine::DecodeCommands());
   add(gateway::Commands());
   add(sandbox::Commands());

@@ -76,8 +76,7 @@ Result<TextModel> FromGguf(const GgufTokenizer& gguf) {
 }  // namespace
 
 Result<std::string> TextModel::Render(const RenderInput& input) const {
-  const bool tools = input.tools.is_list() && !input.tools.as_list().empty();
-  if (tools && tool_template) return tool_template->Render(input);
+  if (!input.tools.is_none() && tool_template) return tool_template->Render(input);
   if (!chat_template) return FailedPrecondition("the model has no chat template");
   return chat_template->Render(input);
 }

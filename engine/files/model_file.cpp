@@ -29,7 +29,6 @@ struct TensorSource {
 };
 
 struct OpenModel {
-  ModelConfig config;
   TensorSource tensors;
   std::vector<std::unique_ptr<SafetensorsFile>> safetensors;
   std::unique_ptr<GgufFile> gguf;
@@ -49,10 +48,6 @@ Status CheckShardName(const std::string& name) {
 
 Result<std::unique_ptr<OpenModel>> OpenFolder(const std::string& dir) {
   auto out = std::make_unique<OpenModel>();
-  ASSIGN_OR_RETURN(const std::string config, ReadFile(dir + "/config.json", kMaxSmallFile));
-  auto parsed = ParseConfigJson(config);
-  if (!parsed.ok()) return parsed.status().WithContext(dir);
-  out->config = std::move(parsed).value();
   std::map<std::string, const FileTensor*> by_name;
   auto add = [&](const std::string& file) -> Result<SafetensorsFile*> {
     ASSIGN_OR_RETURN(SafetensorsFile opened, SafetensorsFile::Open(dir + "/" + file));
@@ -118,13 +113,10 @@ Result<std::unique_ptr<OpenModel>> OpenGguf(const std::string& path) {
   auto out = std::make_unique<OpenModel>();
   ASSIGN_OR_RETURN(GgufFile file, GgufFile::Open(path));
   out->gguf = std::make_unique<GgufFile>(std::move(file));
-  auto config = ConfigFromGguf(*out->gguf);
-  if (!config.ok()) return config.status().WithContext(path);
-  out->config = std::move(config).value();
   std::map<std::string, const FileTensor*> by_name;
   for (const FileTensor& t : out->gguf->tensors()) {
-    const std::string name = HuggingFaceName(t.name);
-    if (name.empty()) return InvalidArgument(path + ": tensor " + t.name + " is not part of the architecture llama");
+    std::string name = HuggingFaceName(t.name);
+    if (name.empty()) name = t.name;  // no part of the architecture: CheckTensors refuses it
     by_name[name] = &t;
     out->tensors.names.push_back(name);
   }
@@ -138,9 +130,14 @@ Result<std::unique_ptr<OpenModel>> OpenGguf(const std::string& path) {
 
 Result<std::unique_ptr<OpenModel>> Open(const std::string& path) { return IsDirectory(path) ? OpenFolder(path) : OpenGguf(path); }
 
+Result<ModelConfig> ConfigOf(const OpenModel& model, const std::string& path) {
+  if (model.gguf) return ConfigFromGguf(*model.gguf);
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(path + "/config.json", kMaxSmallFile));
+  return ParseConfigJson(text);
+}
+
 // Every tensor that the config asks for is there in its shape, and no other. Before anything is allocated.
-Status CheckTensors(const OpenModel& model, const std::string& path) {
-  const ModelConfig& c = model.config;
+Status CheckTensors(const OpenModel& model, const ModelConfig& c, const std::string& path) {
   // Cheap bound first, so that a config of a million layers costs nothing.
   if (static_cast<size_t>(c.layers) > model.tensors.names.size()) {
     return InvalidArgument(path + ": " + std::to_string(c.layers) + " layers, but only " + std::to_string(model.tensors.names.size()) + " tensors");
@@ -206,8 +203,10 @@ Result<ModelFile> Load(const std::string& model, bool with_params) {
   ModelFile out;
   ASSIGN_OR_RETURN(out.path, ResolveModel(model));
   ASSIGN_OR_RETURN(const std::unique_ptr<OpenModel> open, Open(out.path));
-  RETURN_IF_ERROR(CheckTensors(*open, out.path));
-  out.config = open->config;
+  auto config = ConfigOf(*open, out.path);
+  if (!config.ok()) return config.status().WithContext(out.path);
+  out.config = std::move(config).value();
+  RETURN_IF_ERROR(CheckTensors(*open, out.config, out.path));
   out.format = open->gguf ? "gguf" : "safetensors";
   // A model without a readable tokenizer still scores ids.
   if (auto text = TextFilesAt(out.path, open->gguf.get()); text.ok()) {
@@ -278,6 +277,28 @@ Result<text::TextFiles> LoadTextFiles(const std::string& model) {
   if (IsDirectory(path)) return TextFilesAt(path, nullptr);
   ASSIGN_OR_RETURN(const GgufFile gguf, GgufFile::Open(path));
   return TextFilesAt(path, &gguf);
+}
+
+Result<TensorSummary> SummariseTensors(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<OpenModel> open, Open(path));
+  TensorSummary out;
+  for (const std::string& name : open->tensors.names) {
+    const FileTensor* t = open->tensors.find(name);
+    TensorSummary::Type& type = out.types[FileTypeName(t->type)];
+    ++type.tensors;
+    type.elements += static_cast<int64_t>(t->count);
+    type.bytes += static_cast<int64_t>(t->bytes.size());
+  }
+  out.format = open->gguf ? "gguf" : "safetensors";
+  if (open->gguf) {
+    const text::Value* v = open->gguf->Meta("general.architecture");
+    out.architecture = v && v->is_string() ? v->as_string() : "";
+  } else {
+    ASSIGN_OR_RETURN(const std::string text, ReadFile(path + "/config.json", kMaxSmallFile));
+    auto config = text::ParseJson(text);
+    if (config.ok()) out.architecture = config->StringOr("model_type", "");
+  }
+  return out;
 }
 
 Status SaveHuggingFace(const std::string& dir, const ModelConfig& config, const Parameters& params, const text::TextFiles& text, FileType type) {

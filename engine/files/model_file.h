@@ -7,6 +7,7 @@
 // tensor or field. Functions are thread-safe.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,17 @@ Result<text::TextFiles> LoadTextFiles(const std::string& model);
 
 // The folder or file that MODEL names (see above).
 Result<std::string> ResolveModel(const std::string& model);
+
+// What lies in the files of a model, supported or not. `path`: what ResolveModel gives.
+struct TensorSummary {
+  struct Type {
+    int64_t tensors = 0, elements = 0, bytes = 0;
+  };
+  std::string format;        // "safetensors" | "gguf"
+  std::string architecture;  // as the file calls it
+  std::map<std::string, Type> types;
+};
+Result<TensorSummary> SummariseTensors(const std::string& path);
 
 // Writes `dir` (created when absent) as a Hugging Face folder: config.json, model.safetensors, and the text files; transformers
 // loads it and gives the same logits. `type`: kF32 or kBF16. A GGUF tokenizer is written as tokenizer.json. model.safetensors
