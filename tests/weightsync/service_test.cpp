@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <random>
 #include <thread>
 
 #include "common/clock.h"
@@ -16,7 +17,10 @@
 #include "engine/weights.h"
 #include "weightsync/manifest.h"
 #include "weightsync/publisher.h"
+#include "weightsync/publisher_core.h"
 #include "weightsync/subscriber.h"
+#include "weightsync/subscriber_core.h"
+#include "weightsync/wire.h"
 
 namespace temper::weightsync {
 namespace {
@@ -256,6 +260,49 @@ TEST(WeightSync, OtherModelsAreRefused) {
     other.config_json[i] ^= 0x15;
     EXPECT_FALSE(ReadManifest(other).ok()) << other.config_json;  // never a crash, never accepted
   }
+}
+
+// Goes wrong if bytes on the wire can take either side down (seeded mutations of real messages).
+TEST(WeightSync, SurvivesMutatedMessages) {
+  std::mt19937_64 rng(3);
+  Report report{.worker = "w", .incarnation = 1, .seq = 1, .active = Version{1, 2}, .staged = Version{1, 3}};
+  report.held = {{1, 2}, {1, 3}};
+  v1::SyncRequest request;
+  ToProto(report, &request);
+  Answer answer{.epoch = 1, .offer = VersionRecord{.version = {1, 3}, .bytes = 64, .pid = 1, .fd = 3}, .commit = Version{1, 2}, .lease_ms = 1000};
+  v1::SyncReply reply;
+  ToProto(answer, &reply);
+  PublisherCore publisher(1, 1000);
+  SubscriberCore subscriber("w", 1, 1);
+  int parsed = 0;
+  for (int i = 0; i < 20000; ++i) {
+    std::string bytes = i % 2 ? request.SerializeAsString() : reply.SerializeAsString();
+    for (uint64_t n = rng() % 5; n > 0; --n) {
+      size_t at = rng() % bytes.size();
+      if (rng() % 3) {
+        bytes[at] = static_cast<char>(rng());
+      } else if (bytes.size() > 1) {
+        bytes.erase(at, 1);
+      }
+    }
+    if (i % 2) {
+      v1::SyncRequest in;
+      if (!in.ParseFromString(bytes)) continue;
+      Result<Report> r = FromProto(in);
+      if (!r.ok()) continue;
+      publisher.OnReport(*r, i);
+      publisher.AnswerTo(*r);
+    } else {
+      v1::SyncReply in;
+      if (!in.ParseFromString(bytes)) continue;
+      Result<Answer> a = FromProto(in);
+      if (!a.ok()) continue;
+      subscriber.NextReport({}, i);
+      subscriber.OnAnswer(*a);
+    }
+    ++parsed;
+  }
+  EXPECT_GT(parsed, 1000);
 }
 
 pid_t Spawn(const std::string& address, const std::string& name, int incarnation) {
