@@ -310,8 +310,8 @@ std::variant<Plan, Refusal> Session::Begin(const ChatRequest& request, uint64_t 
   for (const Message& m : plan.tail) {
     if (m.role == Role::kAssistant) plan.flags.insert(capture_.turns().empty() ? "foreign_turn" : "edited_history");
   }
-  // A turn cut short has no end token: what follows it is rendered anew instead of being glued to its ids.
-  auto ids = PromptIds(request, truncated ? -1 : anchor, anchor_index, &plan);
+  // A turn cut short after the anchor has no end token: it is rendered as context instead of being glued to what follows.
+  auto ids = PromptIds(request, anchor, anchor_index, &plan);
   if (!ids.ok()) {
     return Refusal{.param = "messages", .message = "the chat template refused the request: " + ids.status().message()};
   }

@@ -175,7 +175,11 @@ TEST(Session, SiblingsAreToldApartByCallIds) {
     ChatRequest next = r;
     next.messages.push_back(Echo(a, choice));
     next.messages.push_back(Tool("x", a.choices[choice].tool_calls[0].id));
-    EXPECT_EQ(f.Begin(next).anchor_run, 1 + choice);
+    Plan then = f.Begin(next);
+    EXPECT_EQ(then.anchor_run, 1 + choice);
+    // And its tokens go below the right twin, although both have the same ids.
+    f.session.Commit(then, {f.Say("done", r.tools)}, {.end_s = 3});
+    EXPECT_EQ(runs[runs[runs.size() - 1].parent].parent, 1 + choice);
   }
 }
 
@@ -191,6 +195,17 @@ TEST(Session, ATruncatedTurnIsNotContinued) {
   EXPECT_EQ(plan.anchor_run, -1);
   EXPECT_TRUE(plan.flags.count("after_truncation"));
   EXPECT_EQ(f.policy.Decode(plan.prompt_ids), *f.policy.Render(TemplateMessages(r.messages, 3), r.tools, true, r.variables));
+  // The turns before the cut one keep their ids.
+  Fixture g;
+  r = Ask({User("q")});
+  r.messages.push_back(Echo(g.Turn(r, "whole")));
+  r.messages.push_back(User("next"));
+  r.messages.push_back(Echo(g.Turn(r, "half an answ", "length")));
+  r.messages.push_back(User("go on"));
+  plan = g.Begin(r);
+  EXPECT_EQ(plan.anchor_run, 1);
+  EXPECT_TRUE(plan.flags.count("after_truncation"));
+  EXPECT_EQ(g.policy.Decode(plan.prompt_ids), *g.policy.Render(TemplateMessages(r.messages, 5), r.tools, true, r.variables));
 }
 
 // Other tools make another prompt: the history must not be attached to a root it does not have.
