@@ -47,7 +47,7 @@ void FindProcesses(const RemainsQuery& q, std::vector<Remain>* out) {
     std::string command = Take(proc + "/cmdline"), comm(Trim(Take(proc + "/comm")));
     std::string environment = Take(proc + "/environ");
     bool init = command.compare(0, 19, "temper-sandbox-init") == 0;
-    bool ours = Contains(Take(proc + "/cgroup"), "/" + q.job_id) || Contains(command, q.job_id);
+    bool ours = Contains(Take(proc + "/cgroup"), "/" + q.job_id) || (!any_job && Contains(command, q.job_id));
     ours |= any_job && (init || comm == "temper-janitor");
     ours |= NamesFolder(command, q.run_folder) || NamesFolder(environment, q.run_folder) || NamesFolder(LinkTarget(proc + "/cwd"), q.run_folder);
     // A zombie has no command line any more; its parent has to be found, not it.
