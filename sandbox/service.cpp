@@ -422,7 +422,7 @@ class LocalSandboxService::Loop {
       run->cpu_out = cpu_out;
       if (!run->timed_out && !run->cpu_out) continue;
       run->kill_s = now;
-      protocol::Message message{protocol::kKill, exec_id, 0, 0};
+      protocol::Message message{protocol::kKill, exec_id, 0, 0, 0};
       Status sent = SendPacket(box.control.get(), std::string_view(reinterpret_cast<char*>(&message), sizeof message), {}, 0.1);
       if (!sent.ok()) run->kill_s = now - kKillGraceS;
     }
@@ -518,7 +518,7 @@ class LocalSandboxService::Loop {
       theirs.emplace_back(ends[1]);
       fcntl(ends[0], F_SETFL, O_NONBLOCK);
     }
-    protocol::Message message{protocol::kExec, r.exec_id, 0, request.capture_fd3 ? protocol::kHasFd3 : 0};
+    protocol::Message message{protocol::kExec, r.exec_id, 0, request.capture_fd3 ? protocol::kHasFd3 : 0, 0};
     std::vector<int> fds = {payload.get(), input.get()};
     for (const Fd& fd : theirs) fds.push_back(fd.get());
     return SendPacket(box.control.get(), std::string_view(reinterpret_cast<char*>(&message), sizeof message), fds, 1);
@@ -549,7 +549,7 @@ class LocalSandboxService::Loop {
         protocol::Message m;
         if (packet->bytes.size() != sizeof m) continue;
         std::memcpy(&m, packet->bytes.data(), sizeof m);
-        if (m.type == protocol::kExit) Finish(*box, m.exec_id, m.status);
+        if (m.type == protocol::kExit) Finish(*box, m.exec_id, m.status, static_cast<int64_t>(m.cpu_us));
         continue;
       }
       if (packet.status().code() == StatusCode::kNotFound) return;
@@ -562,7 +562,7 @@ class LocalSandboxService::Loop {
   }
 
   // `status` as wait() gives it; -1 = there is none: the process could not be made or the sandbox has ended.
-  void Finish(Box& box, uint32_t exec_id, int status) {
+  void Finish(Box& box, uint32_t exec_id, int status, int64_t cpu_us = 0) {
     auto it = box.running.find(exec_id);
     if (it == box.running.end()) return;
     Running& r = *it->second;
@@ -578,7 +578,7 @@ class LocalSandboxService::Loop {
     auto delta = [](int64_t after, int64_t before) { return after < 0 || before < 0 ? int64_t{0} : after - before; };
     ExecResult e;
     e.usage.wall_s = Now() - r.start_s;
-    e.usage.cpu_s = static_cast<double>(delta(now.cpu_us, r.base.cpu_us)) * 1e-6;
+    e.usage.cpu_s = static_cast<double>(now.cpu_us < 0 ? cpu_us : delta(now.cpu_us, r.base.cpu_us)) * 1e-6;
     e.usage.peak_bytes = now.peak_bytes;
     struct statfs fs = {};
     bool full = fstatfs(box.work.get(), &fs) == 0;

@@ -89,7 +89,7 @@ struct Captured {
 
 struct Usage {
   double wall_s = 0;       // of this command
-  double cpu_s = 0;        // of the sandbox during this command
+  double cpu_s = 0;        // of the sandbox during this command; without cgroups: of the command and what it waited for
   int64_t peak_bytes = 0;  // of the sandbox since its creation; -1 unknown
 };
 

@@ -121,8 +121,9 @@ char* CopyPayload(int fd, size_t* size) {
   return static_cast<char*>(p);
 }
 
-void SetLimit(__rlimit_resource resource, uint64_t value) {
-  rlimit limit = {value, value};
+// `grace`: what the hard limit lies above the soft one.
+void SetLimit(__rlimit_resource resource, uint64_t value, uint64_t grace = 0) {
+  rlimit limit = {value, value + grace};
   setrlimit(resource, &limit);
 }
 
@@ -143,7 +144,7 @@ void SetLimit(__rlimit_resource resource, uint64_t value) {
   if (command.address_space) SetLimit(RLIMIT_AS, command.address_space);
   if (command.processes) SetLimit(RLIMIT_NPROC, command.processes);
   if (command.file_size) SetLimit(RLIMIT_FSIZE, command.file_size);
-  if (command.cpu_s) SetLimit(RLIMIT_CPU, command.cpu_s);
+  if (command.cpu_s) SetLimit(RLIMIT_CPU, command.cpu_s, 1);  // SIGXCPU, which says why, before SIGKILL
   SetLimit(RLIMIT_MEMLOCK, 64 << 10);
   SetLimit(RLIMIT_MSGQUEUE, 64 << 10);
   umask(002);
@@ -225,8 +226,7 @@ bool HandleControl() {
       started = Start(command, fds + 1, count - 1, m.exec_id, -1);
     }
     if (payload) munmap(payload, size);
-    // 125 without a process: the service reads it as its own failure.
-    if (!started) Send(kControlFd, Message{kExit, m.exec_id, -1, 0}, nullptr, 0);
+    if (!started) Send(kControlFd, Message{kExit, m.exec_id, -1, 0, 0}, nullptr, 0);
   } else if (n == sizeof m && m.type == kKill) {
     uint32_t role = 2;
     for (const Child& c : children) {
@@ -297,14 +297,17 @@ void Accept(int listener) {
   close(fd);
 }
 
+uint64_t Micros(const timeval& t) { return static_cast<uint64_t>(t.tv_sec) * 1000000 + static_cast<uint64_t>(t.tv_usec); }
+
 void Reap() {
   int status;
-  for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
+  rusage usage;
+  for (pid_t pid; (pid = wait4(-1, &status, WNOHANG, &usage)) > 0;) {
     for (Child& c : children) {
       if (c.pid != pid) continue;
-      if (c.client == -1) Send(kControlFd, Message{kExit, c.exec_id, status, 0}, nullptr, 0);
+      if (c.client == -1) Send(kControlFd, Message{kExit, c.exec_id, status, 0, Micros(usage.ru_utime) + Micros(usage.ru_stime)}, nullptr, 0);
       if (c.client >= 0) {
-        Send(clients[c.client], Message{kExit, 0, status, 0}, nullptr, 0);
+        Send(clients[c.client], Message{kExit, 0, status, 0, 0}, nullptr, 0);
         close(clients[c.client]);
         clients[c.client] = -1;
       }
@@ -449,7 +452,7 @@ int ToolMain(int argc, char** argv) {
   memcpy(address.sun_path + 1, kToolSocket, sizeof kToolSocket - 1);
   socklen_t address_size = offsetof(sockaddr_un, sun_path) + sizeof kToolSocket;
   int fds[4] = {payload, 0, 1, 2};
-  if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&address), address_size) != 0 || !Send(fd, Message{kTool, 0, 0, 0}, fds, 4)) {
+  if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&address), address_size) != 0 || !Send(fd, Message{kTool, 0, 0, 0, 0}, fds, 4)) {
     Say("tool-exec", argv[first], strerror(errno));
     return 125;
   }

@@ -6,7 +6,7 @@
 //            u32 kExecMagic | u32 role | u64 address_space | u64 processes | u64 file_size | u64 cpu_s | str cwd |
 //            u32 n, n x str argv | u32 m, m x str "NAME=value"      (u64 limits: 0 = none)
 //   kKill  service -> init: SIGKILL for every process of the user that runs exec_id
-//   kExit  init -> service: `status` as wait() gives it
+//   kExit  init -> service: `status` as wait() gives it, -1 when no process could be made
 // Tool channel (SEQPACKET, abstract name kToolSocket, only uid kAgentUid is heard):
 //   kTool  client -> init; descriptors payload, stdin, stdout, stderr. Payload: u32 kToolMagic | u32 n, n x str argv |
 //            u32 m, m x str "NAME=value". The bytes come from the agent: every length is checked.
@@ -46,6 +46,7 @@ struct Message {
   uint32_t exec_id;
   int32_t status;
   uint32_t flags;
+  uint64_t cpu_us;  // kExit: of the command and the children it waited for
 };
 
 // Reads the payload forms above; after the first impossible length everything is 0 or null and ok() is false.

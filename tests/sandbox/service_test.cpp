@@ -523,14 +523,14 @@ TEST_F(Sandbox, ToolChannelTakesNoRubbish) {
       "  try: s.recv(100)\n"
       "  except ConnectionError: pass\n"
       "  os.close(m); s.close()\n"
-      "good = struct.pack('<IIIII', 4, 0, 0, 0, 0)[:16]\n"
+      "good = struct.pack('<IIiIQ', 4, 0, 0, 0, 0)\n"
       "body = struct.pack('<II', 0x31545354, 1) + struct.pack('<I', 4) + b'true\\0' + struct.pack('<I', 0)\n"
       "for i in range(150):\n"
       "  b = bytearray(body)\n"
       "  for _ in range(random.randrange(1, 4)): b[random.randrange(len(b))] = random.randrange(256)\n"
       "  send(bytes(b[:random.randrange(1, len(b) + 1)]), good)\n"
       "send(body, good[:7]); send(body, b''.join([good] * 50)); send(body, good, 0); send(body, good, 7); send(body, good, size=8 << 20)\n"
-      "send(body, struct.pack('<IIiI', 1, 0, 0, 1)); send(body, struct.pack('<IIiI', 3, 1, 0, 0)); send(b'', good)\n"
+      "send(body, struct.pack('<IIiIQ', 1, 0, 0, 1, 0)); send(body, struct.pack('<IIiIQ', 3, 1, 0, 0, 0)); send(b'', good)\n"
       "print('sent')");
   EXPECT_EQ(r.out.bytes, "sent\n") << r.err.bytes;
   EXPECT_EQ(Run("$TEMPER_TOOL_EXEC echo alive").out.bytes, "alive\n");
