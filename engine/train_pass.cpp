@@ -198,7 +198,9 @@ size_t TrainPass::EstimateBytes(const ModelConfig& c, Profile profile, int64_t n
   const size_t matrices = e * (static_cast<size_t>(RoundUp(s.vocab, 32)) * s.width_depth +
                                static_cast<size_t>(RoundUp(s.gate_up_rows, 32) + s.ffn_depth + RoundUp(s.qkv_rows, 32) +
                                                    s.q_depth) * (s.width_depth + 32));
-  return rows * (c.layers * layer + backward + e * 2 * s.width_depth) +
+  // Attention backward gathers a root's queries once a KV head: q, dO, both as panels, dQ.
+  const size_t gathered = static_cast<size_t>(c.heads) * (4 * e + 4) * s.head_depth;
+  return rows * (c.layers * layer + backward + gathered + e * 2 * s.width_depth) +
          pages * (KvPool::PageBytes(c, profile) + 2 * 4 * kPagePositions * c.kv_heads * s.head_width) + head + matrices +
          (size_t{64} << 20);
 }

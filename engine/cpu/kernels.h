@@ -737,6 +737,11 @@ inline int Visible(int position, int first_key) {
   return n < 0 ? 0 : n > 64 ? 64 : n;
 }
 
+// Few rows a page means waiting for memory: ask for the next stretch while this one is computed.
+inline void Prefetch(const std::byte* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + i), _MM_HINT_T0);
+}
+
 template <class E>
 void AttendForward(const AttentionForward& a) {
   using T = typename E::T;
@@ -777,7 +782,11 @@ void AttendForward(const AttentionForward& a) {
     g.k = depth;
     g.c = s + static_cast<int64_t>(first_row) * 64;
     g.c_stride = 64;
+    if (rows < 16) Prefetch(a.values + offset, static_cast<int64_t>(width) * 64 * sizeof(T));
     RunGemm<E>(g);
+    if (rows < 16 && (page + 1) * 64 <= last) {
+      Prefetch(a.keys + a.pages[page + 1] * a.page_bytes, static_cast<int64_t>(depth) * 64 * sizeof(T));
+    }
     const int span = seen > 32 ? 64 : 32;  // a block of zero probabilities adds +0: skipping it is exact
     for (int r = first_row; r < rows; ++r) {
       const int n = Visible(a.first_position + r / a.group, first_key);
