@@ -38,15 +38,12 @@ std::string Show(const std::vector<Remain>& remains) {
   return text;
 }
 
-// Seconds that only the sleepers of this test binary sleep.
-const std::string& Mark() {
-  static const std::string mark = "9" + std::to_string(getpid());
-  return mark;
-}
+// Seconds that only the sleepers of this test binary sleep; the same in the processes that it forks.
+const std::string kMark = "9" + std::to_string(getpid());
 
 std::vector<pid_t> Sleepers() {
   std::vector<pid_t> found;
-  const std::string command = std::string("sleep\0", 6) + Mark() + std::string("\0", 1);
+  const std::string command = std::string("sleep\0", 6) + kMark + std::string("\0", 1);
   auto names = ListDir("/proc");
   for (const std::string& name : names.value()) {
     int64_t pid;
@@ -116,7 +113,7 @@ Janitor* Busy(Owner& owner, CgroupMode mode) {
   pid_t pid = fork();
   if (pid == 0) {
     raise(SIGSTOP);  // a child born before the enrolment would not be part of it
-    const std::string script = "setsid sleep " + Mark() + " & exec sleep " + Mark();
+    const std::string script = "setsid sleep " + kMark + " & exec sleep " + kMark;
     execlp("sh", "sh", "-c", script.c_str(), nullptr);
     _exit(1);
   }
@@ -132,7 +129,7 @@ Janitor* Busy(Owner& owner, CgroupMode mode) {
     OWNER_CHECK(service->Create(q).ok());
     ExecRequest e;
     e.id = id;
-    e.argv = {"sh", "-c", "trap '' TERM; (setsid sleep " + Mark() + " &) ; sleep " + Mark() + "; true"};
+    e.argv = {"sh", "-c", "trap '' TERM; (setsid sleep " + kMark + " &) ; sleep " + kMark + "; true"};
     service->ExecAsync(e, [](Result<ExecResult>) {});
   }
   SystemClock::Get().SleepS(0.1);
@@ -273,7 +270,7 @@ TEST(Remains, PlantedOnesAreFound) {
     if (pid == 0) {
       if (way == 1) setenv("TEMPER_RUN", run.c_str(), 1);
       if (way == 2 && chdir(run.c_str()) != 0) _exit(1);
-      execlp("sh", "sh", "-c", ("sleep " + Mark() + "; true").c_str(), way == 0 ? (run + "/x").c_str() : "y", nullptr);
+      execlp("sh", "sh", "-c", ("sleep " + kMark + "; true").c_str(), way == 0 ? (run + "/x").c_str() : "y", nullptr);
       _exit(1);
     }
     for (int i = 0; i < 100 && !found({}, "process"); ++i) SystemClock::Get().SleepS(0.01);
