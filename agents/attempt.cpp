@@ -32,6 +32,21 @@ AttemptResult Failed(std::string outcome, std::string reason, std::string detail
   return result;
 }
 
+// A call to one of our own parts failed. A part that is away (it stops, or was restarted and has forgotten the session or the
+// sandbox) is no failure of the infrastructure: the attempt is simply played again.
+AttemptResult PartFailed(const char* part, const Status& status) {
+  const bool away = status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kNotFound;
+  return Failed(away ? "aborted" : "infra_failure", away ? std::string(part) + "_restarted" : part, status.ToString());
+}
+
+// Whether a verdict failed only because the sandbox service was away.
+bool SandboxAway(const verifiers::Verdict& verdict) {
+  Result<json::value> evidence = ParseJson(verdict.evidence_json);
+  if (!evidence.ok()) return false;
+  Result<std::string> message = JsonRef(*evidence).StringOr("message", "");
+  return message.ok() && message->rfind("UNAVAILABLE", 0) == 0;
+}
+
 bool HasFlag(const std::vector<std::string>& flags, const char* flag) {
   return std::find(flags.begin(), flags.end(), flag) != flags.end();
 }
@@ -45,9 +60,10 @@ std::string MetadataJson(const AttemptSpec& spec) {
 
 OutcomeDecision DecideOutcome(const AgentEnd& end, const std::vector<std::string>& flags, int calls, bool exit_is_policy) {
   if (end.kind == AgentEnd::Kind::kStopped) return {"aborted", "stopped"};
+  if (end.kind == AgentEnd::Kind::kGone) return {"aborted", "part_restarted"};
   if (end.kind == AgentEnd::Kind::kInfra) return {"infra_failure", "sandbox"};
   if (HasFlag(flags, "worker_error")) return {"infra_failure", "worker"};
-  if (HasFlag(flags, "gateway_restart")) return {"infra_failure", "gateway_restart"};
+  if (HasFlag(flags, "gateway_restart")) return {"aborted", "gateway_restart"};
   if (end.kind == AgentEnd::Kind::kLimit) return {"policy_failure", "limit"};
   if (end.kind == AgentEnd::Kind::kKilled) return {"policy_failure", "killed_agent"};
   // An agent that was refused a further call often exits with an error; the refusal is the cause.
@@ -96,7 +112,9 @@ AttemptResult AttemptRunner::Run(const AttemptSpec& spec, const std::atomic<bool
   open.training = spec.training;
   open.deadline_s = spec.deadline_s;
   Result<gateway::Opened> opened = gateway_.Open(open);
-  if (!opened.ok()) return Failed("infra_failure", "gateway", opened.status().ToString());
+  // The session was played before this process started; another attempt number is free.
+  if (opened.status().code() == StatusCode::kAlreadyExists) return Failed("aborted", "session_taken", opened.status().ToString());
+  if (!opened.ok()) return PartFailed("gateway", opened.status());
 
   const std::string task_file = options_.scaffold.run_dir + "/attempts/" + spec.session + ".json";
   Status written = WriteFile(task_file, TaskFileJson(spec.task, options_.scaffold));
@@ -130,14 +148,14 @@ AttemptResult AttemptRunner::RunInSandbox(const AttemptSpec& spec, const gateway
     create.files.push_back(std::move(file));
   }
   Result<sandbox::SandboxInfo> made = sandbox_.Create(create);
-  if (!made.ok()) return Failed("infra_failure", "sandbox", made.status().ToString());
+  if (!made.ok()) return PartFailed("sandbox", made.status());
 
   const AgentEnd end = stopped ? AgentEnd{AgentEnd::Kind::kStopped, ""}
                                : scaffold_.Play({spec, opened.base_url, opened.api_key, sandbox_, spec.session, task_file, stopped});
   if (stopped) return Failed("aborted", "stopped", "");
 
   Result<gateway::Sealed> sealed = gateway_.Seal(spec.session, kDrainMs);
-  if (!sealed.ok()) return Failed("infra_failure", "gateway", sealed.status().ToString());
+  if (!sealed.ok()) return PartFailed("gateway", sealed.status());
   AttemptResult result;
   result.trajectory = std::make_shared<v1::Trajectory>(*sealed->trajectory);
   const v1::Trajectory& sealed_trajectory = *sealed->trajectory;
@@ -155,10 +173,11 @@ AttemptResult AttemptRunner::RunInSandbox(const AttemptSpec& spec, const gateway
       if (!files.ok()) {
         // A work folder over the bounds is the policy's doing; any other failure is ours.
         const bool policy = files.status().code() == StatusCode::kResourceExhausted;
-        result.outcome = policy ? "policy_failure" : "infra_failure";
-        result.reason = policy ? "limit" : "export";
+        if (!policy) return PartFailed("sandbox", files.status());
+        result.outcome = "policy_failure";
+        result.reason = "limit";
         result.detail = files.status().ToString();
-        if (policy) result.reward = options_.failure_reward.value_or(0);
+        result.reward = options_.failure_reward.value_or(0);
       } else {
         (void)sandbox_.Destroy(spec.session);  // frees its memory before the judge's sandbox is made
         verifiers::Case the_case;
@@ -171,8 +190,9 @@ AttemptResult AttemptRunner::RunInSandbox(const AttemptSpec& spec, const gateway
           result.reward = verdict.reward;
           for (const auto& [name, value] : verdict.components) (*result.trajectory->mutable_components())[name] = value;
         } else {
-          result.outcome = "infra_failure";
-          result.reason = "verifier";
+          const bool away = SandboxAway(verdict);
+          result.outcome = away ? "aborted" : "infra_failure";
+          result.reason = away ? "sandbox_restarted" : "verifier";
           result.detail = verdict.evidence_json;
         }
       }

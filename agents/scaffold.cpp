@@ -63,6 +63,12 @@ std::vector<std::pair<std::string, std::string>> ModelEnvironment(const std::str
           {"ANTHROPIC_AUTH_TOKEN", key},        {"TEMPER_TASK_FILE", task_file}};
 }
 
+// A call to one of our own parts failed.
+AgentEnd EndOf(const Status& status) {
+  const bool gone = status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kNotFound;
+  return {gone ? AgentEnd::Kind::kGone : AgentEnd::Kind::kInfra, status.ToString()};
+}
+
 // Any program inside the attempt's sandbox.
 class SandboxCommand : public Scaffold {
  public:
@@ -91,7 +97,7 @@ class SandboxCommand : public Scaffold {
     exec.env = ModelEnvironment(std::string("http://") + sandbox::kRelayAddress + "/v1", context.api_key, kTaskFileInside);
     exec.timeout_s = options_.timeout_s;
     Result<sandbox::ExecResult> result = context.sandbox.Exec(exec);
-    if (!result.ok()) return {AgentEnd::Kind::kInfra, result.status().ToString()};
+    if (!result.ok()) return EndOf(result.status());
     return EndOf(*result);
   }
 
@@ -203,7 +209,7 @@ class ToolLoop : public Scaffold {
       if (!answer.ok()) {
         return answer.status().code() == StatusCode::kDeadlineExceeded
                    ? AgentEnd{AgentEnd::Kind::kTimeout, ""}
-                   : AgentEnd{AgentEnd::Kind::kInfra, answer.status().ToString()};
+                   : EndOf(answer.status());
       }
       // A limit of the rollout is a normal end here; the gateway's flag says which.
       if (answer->status == 400) return {AgentEnd::Kind::kDone, ""};
@@ -213,7 +219,7 @@ class ToolLoop : public Scaffold {
       Result<json::value> reply = ParseJson(answer->body);
       if (!reply.ok()) return {AgentEnd::Kind::kInfra, reply.status().ToString()};
       Result<bool> done = Turn(*reply, context, &messages, end_s - clock.NowS());
-      if (!done.ok()) return {AgentEnd::Kind::kInfra, done.status().ToString()};
+      if (!done.ok()) return EndOf(done.status());
       if (*done) return {AgentEnd::Kind::kDone, ""};
     }
   }
@@ -245,7 +251,7 @@ class ToolLoop : public Scaffold {
         exec.role = sandbox::Role::kTool;
         exec.timeout_s = std::max(1.0, left_s);
         ASSIGN_OR_RETURN(sandbox::ExecResult result, context.sandbox.Exec(exec));
-        if (result.outcome == sandbox::ExecOutcome::kInfra) return Unavailable(result.message);
+        if (result.outcome == sandbox::ExecOutcome::kInfra) return Internal(result.message);
         output = result.out.bytes + result.err.bytes;
         if (output.size() > kToolOutputBytesMax) output.resize(kToolOutputBytesMax);
         while (!output.empty() && output.back() == '\n') output.pop_back();

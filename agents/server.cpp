@@ -23,6 +23,7 @@ namespace temper::agents {
 namespace {
 
 constexpr int kEvaluationAttemptsMax = 3;
+constexpr int kEvaluationAbortsMax = 20;
 constexpr int kProbeRollouts = 8;
 constexpr uint32_t kTakeWaitMs = 500;
 constexpr double kUnjudgedShareMax = 0.1;
@@ -252,7 +253,8 @@ struct Server::Impl {
   }
 
   void Report(const datapool::AttemptId& id, const AttemptSpec& spec, AttemptResult result) {
-    if (result.outcome == "aborted") return;  // the pool knows: it cancelled, or it will reissue
+    // Stopped by us: the pool knows, it cancelled the attempt or will issue it again. Other aborts are reported, so that it does.
+    if (result.outcome == "aborted" && result.reason == "stopped") return;
     datapool::FinishedAttempt finished;
     finished.id = id;
     finished.outcome = result.outcome;
@@ -333,7 +335,9 @@ struct Server::Impl {
     play.spec.task_index = index;
     play.spec.attempt = attempt;
     play.done = [this, state](const AttemptSpec& spec, AttemptResult result) {
-      if (!result.reward && spec.attempt < kEvaluationAttemptsMax && !Stopping()) {
+      // Attempts that one of our own parts cut short do not use up the tries of the task, within reason.
+      const int attempts_max = result.outcome == "aborted" ? kEvaluationAbortsMax : kEvaluationAttemptsMax;
+      if (!result.reward && spec.attempt < attempts_max && !Stopping()) {
         PlayTask(state, spec.task_index, spec.attempt + 1);
         return;
       }

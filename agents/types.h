@@ -47,6 +47,7 @@ struct AgentEnd {
     kTimeout,  // over scaffold.timeout_s
     kLimit,    // a sandbox limit ended it
     kInfra,    // our own parts failed; says nothing about the agent
+    kGone,     // one of our own parts stopped or restarted under it
     kStopped,  // cancelled by us
   };
   Kind kind = Kind::kInfra;

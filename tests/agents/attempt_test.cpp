@@ -42,6 +42,7 @@ TEST(DecideOutcome, InfrastructureComesFirst) {
     EXPECT_EQ(Decide(kind, {"worker_error", "rollout_limit:turns"}).substr(0, 13), "infra_failure") << static_cast<int>(kind);
   }
   EXPECT_EQ(Decide(Kind::kInfra, {}), "infra_failure/sandbox");
+  EXPECT_EQ(Decide(Kind::kGone, {}), "aborted/part_restarted");
 }
 
 // What could go wrong: the answers reach the agent.
