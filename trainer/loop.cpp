@@ -260,6 +260,8 @@ class Loop {
     for (size_t i = 0; i < trajectories.size(); ++i) {
       ASSIGN_OR_RETURN(Rollout rollout, ParseTrajectory(trajectories[i], state_.params.config().vocab));
       rollout.rollout = static_cast<int32_t>(i);
+      // Evaluation sessions are marked as not to be trained; their logprobs are as good as any.
+      for (TokenRun& run : rollout.runs) run.trainable = true;
       if (groups.empty()) groups.emplace_back();
       groups[0].rollouts.push_back(std::move(rollout));
     }

@@ -62,7 +62,8 @@ class WeightSink {
 struct Evaluation {
   double pass_rate = 0;
   std::map<std::string, double> families;
-  std::vector<std::string> probe;  // serialised temper.v1.Trajectory of some of its rollouts, all drawn at the version evaluated
+  // Serialised temper.v1.Trajectory of some of its rollouts: drawn at the version evaluated, from the whole vocabulary (no top-p or kin).
+  std::vector<std::string> probe;
 };
 // Plays evaluation number `evaluation` (0, 1, …) at version `version`; the pool is paused meanwhile.
 using Evaluator = std::function<Result<Evaluation>(int64_t evaluation, int64_t version)>;

@@ -360,7 +360,10 @@ TEST(Loop, EvaluationsHoldTheirVersion) {
     asked.emplace_back(number, version);
     Evaluation e;
     e.pass_rate = 0.25;
-    e.probe = {world.pool.Trajectory(Rng(5), 900, 0, version)};
+    v1::Trajectory untrained;  // as evaluation sessions are
+    EXPECT_TRUE(untrained.ParseFromString(world.pool.Trajectory(Rng(5), 900, 0, version)));
+    for (auto& run : *untrained.mutable_runs()) run.set_trainable(false);
+    e.probe = {untrained.SerializeAsString()};
     return e;
   };
   const Status status = world.Run(options, evaluator);
