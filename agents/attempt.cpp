@@ -111,6 +111,7 @@ AttemptResult AttemptRunner::Run(const AttemptSpec& spec, const std::atomic<bool
   open.key_space.b = static_cast<uint64_t>(spec.training ? spec.rollout : spec.task_index);
   open.training = spec.training;
   open.deadline_s = spec.deadline_s;
+  open.fresh = !spec.training;  // an evaluation that is repeated begins each task anew
   Result<gateway::Opened> opened = gateway_.Open(open);
   // The session was played before this process started; another attempt number is free.
   if (opened.status().code() == StatusCode::kAlreadyExists) return Failed("aborted", "session_taken", opened.status().ToString());

@@ -47,6 +47,9 @@ struct OpenOptions {
   KeySpace key_space;
   bool training = false;  // sampled tokens are trainable; top-p, top-k, min-p are then refused (INVALID_ARGUMENT)
   double deadline_s = 0;  // from now; 0 = none
+  // A session of this name that was used or closed is aborted, forgotten and begun anew (an evaluation that is repeated). Else
+  // such a session is ALREADY_EXISTS.
+  bool fresh = false;
 };
 
 struct Opened {
@@ -71,12 +74,13 @@ class GatewayControl {
  public:
   virtual ~GatewayControl() = default;
 
-  // The same session with the same fields again: the same answer. ALREADY_EXISTS: other fields, or the session was closed.
+  // The same session with the same fields again: the same answer. ALREADY_EXISTS: other fields, or the session was closed
+  // (unless `fresh`).
   virtual Result<Opened> Open(const OpenOptions& options) = 0;
 
   // Refuses further calls (410), gives calls in flight `drain_ms`, cancels what is left, and answers when the trajectory is
   // on disk (fsync). Idempotent, also across a restart of the gateway. NOT_FOUND: unknown, or forgotten (the newest 8192 closed
-  // sessions are kept).
+  // sessions are kept). UNAVAILABLE: the gateway stops; after its restart the session is still there.
   virtual Result<Sealed> Seal(const std::string& session, int drain_ms) = 0;
 
   // Closes the session without waiting; calls in flight are cancelled. Idempotent; a sealed session stays sealed.

@@ -26,6 +26,7 @@ void ToProto(const OpenOptions& o, v1::GatewayOpenRequest* out) {
   out->mutable_key_space()->set_b(o.key_space.b);
   out->set_training(o.training);
   out->set_deadline_s(o.deadline_s);
+  out->set_fresh(o.fresh);
 }
 
 OpenOptions FromProto(const v1::GatewayOpenRequest& in) {
@@ -44,6 +45,7 @@ OpenOptions FromProto(const v1::GatewayOpenRequest& in) {
   o.key_space = {in.key_space().seed(), in.key_space().domain(), in.key_space().a(), in.key_space().b()};
   o.training = in.training();
   o.deadline_s = in.deadline_s();
+  o.fresh = in.fresh();
   return o;
 }
 

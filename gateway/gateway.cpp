@@ -62,9 +62,11 @@ Route ParsePath(const std::string& path) {
   return route;
 }
 
+// Equal for equal sessions.
 std::string Bytes(const OpenOptions& options) {
   v1::GatewayOpenRequest request;
   ToProto(options, &request);
+  request.clear_fresh();
   return request.SerializeAsString();
 }
 
@@ -174,7 +176,11 @@ Status Gateway::Start() {
     if (!record.ParseFromString(payload)) return DataLoss(path + ": a record that is no GatewayLogRecord");
     auto found = by_name_.find(record.session());
     if (record.has_open()) {
-      if (found != by_name_.end()) return DataLoss(path + ": session " + record.session() + " opened twice");
+      if (found != by_name_.end()) {  // begun anew
+        kept[record.session()].clear();
+        std::erase(order, record.session());
+        std::erase(closed_, record.session());
+      }
       auto entry = std::make_shared<Entry>();
       entry->options = FromProto(record.open().request());
       entry->api_key = record.open().api_key();
@@ -225,8 +231,18 @@ Status Gateway::Start() {
   return Status::Ok();
 }
 
+void Gateway::Interrupt() {
+  interrupted_ = true;
+  std::lock_guard lock(sessions_mutex_);
+  for (const auto& [name, entry] : by_name_) {
+    std::lock_guard entry_lock(entry->mutex);
+    entry->changed.notify_all();
+  }
+}
+
 void Gateway::Stop() {
   if (!loop_ || stopped_) return;
+  Interrupt();
   stopped_ = true;
   loop_->Stop();
   // The loop is gone, so its state is ours. The responders die with the calls, which closes their connections.
@@ -289,10 +305,16 @@ Result<Gateway::EntryPtr> Gateway::OpenEntry(const OpenOptions& options, const s
 Result<Opened> Gateway::Open(const OpenOptions& options) {
   RETURN_IF_ERROR(CheckOptions(options));
   if (EntryPtr entry = FindByName(options.session)) {
-    std::lock_guard lock(entry->mutex);
-    if (entry->closing) return AlreadyExists("session " + options.session + " was closed");
-    if (Bytes(entry->options) != Bytes(options)) return AlreadyExists("session " + options.session + " is open with other fields");
-    return Opened{entry->api_key, base_url_};
+    {
+      std::lock_guard lock(entry->mutex);
+      const bool same = !entry->closing && Bytes(entry->options) == Bytes(options);
+      if (same && (!options.fresh || entry->session->unused())) return Opened{entry->api_key, base_url_};
+      if (!options.fresh) {
+        return AlreadyExists("session " + options.session + (entry->closing ? " was closed" : " is open with other fields"));
+      }
+    }
+    RETURN_IF_ERROR(CloseEntry(entry, "aborted", "begun anew", 0).status());
+    Forget(entry);
   }
   auto entry = OpenEntry(options, NewKey());
   if (!entry.ok()) return entry.status();
@@ -315,14 +337,15 @@ Result<Sealed> Gateway::CloseEntry(const EntryPtr& entry, const std::string& sta
   std::unique_lock lock(entry->mutex);
   entry->closing = true;
   if (entry->session) {
-    entry->changed.wait_for(lock, std::chrono::milliseconds(drain_ms), [&] { return entry->calls.empty() || !entry->session; });
-    if (entry->session && !entry->calls.empty()) {
+    const auto over = [&] { return entry->calls.empty() || !entry->session || interrupted_; };
+    entry->changed.wait_for(lock, std::chrono::milliseconds(drain_ms), over);
+    if (entry->session && !entry->calls.empty() && !interrupted_) {
       for (const auto& [number, call] : entry->calls) {
         loop_->Post([this, c = call] { Cancel(c, "sealed"); });
       }
-      entry->changed.wait_for(lock, std::chrono::duration<double>(kCancelWaitS),
-                              [&] { return entry->calls.empty() || !entry->session; });
+      entry->changed.wait_for(lock, std::chrono::duration<double>(kCancelWaitS), over);
     }
+    if (interrupted_ && entry->session && !entry->calls.empty()) return Unavailable("the gateway is stopping");
   }
   if (entry->session) {
     // Calls that a dead worker keeps: their results, if any ever come, find the session closed.
@@ -350,6 +373,15 @@ Result<Sealed> Gateway::CloseEntry(const EntryPtr& entry, const std::string& sta
   auto trajectory = std::make_shared<v1::Trajectory>();
   TEMPER_CHECK(trajectory->ParseFromString(bytes));
   return Sealed{std::move(trajectory), final_state};
+}
+
+void Gateway::Forget(const EntryPtr& entry) {
+  std::lock_guard lock(sessions_mutex_);
+  auto it = by_name_.find(entry->options.session);
+  if (it == by_name_.end() || it->second != entry) return;
+  by_name_.erase(it);
+  by_key_.erase(entry->api_key);
+  std::erase(closed_, entry->options.session);
 }
 
 void Gateway::Retain(const std::string& session) {
@@ -622,7 +654,7 @@ void Gateway::Settle(const CallPtr& call) {
       }
       const bool away = code == StatusCode::kUnavailable || code == StatusCode::kResourceExhausted ||
                         code == StatusCode::kAborted || code == StatusCode::kCancelled;
-      if (away && !call->shown && clock_.NowS() < call->give_up_at && !stopped_) {
+      if (away && !call->shown && clock_.NowS() < call->give_up_at) {
         // The same key draws the same tokens again, so the client need not know.
         metrics_["calls_repeated"].Add(1);
         loop_->PostAfter(call->backoff_s, [this, call] { Launch(call); });

@@ -5,6 +5,7 @@
 // Order of locks: sessions_mutex_ before a session's.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
@@ -44,6 +45,8 @@ class Gateway : public GatewayControl {
 
   // Recovers the sessions of the log.
   Status Start();
+  // Ends every wait of the control plane. Before Stop, while Handle and the control plane may still be called.
+  void Interrupt();
   // Cancels what is running; sessions stay open in the log. Idempotent. No Handle may be running or come.
   void Stop();
   // Set before the first Open.
@@ -68,6 +71,7 @@ class Gateway : public GatewayControl {
   EntryPtr FindByKey(const std::string& key);
   EntryPtr FindByName(const std::string& session);
   Result<EntryPtr> OpenEntry(const OpenOptions& options, const std::string& key);
+  void Forget(const EntryPtr& entry);
   void HandleChat(const EntryPtr& entry, const http::Request& request, const std::shared_ptr<http::Responder>& out);
   void Refuse(const std::shared_ptr<http::Responder>& out, const Refusal& refusal);
   void Deliver(const Call& call, const Answer& answer);
@@ -102,6 +106,7 @@ class Gateway : public GatewayControl {
   int opened_on_use_ = 0;
 
   std::map<const Call*, CallPtr> running_;   // on the loop only
+  std::atomic<bool> interrupted_{false};
   bool stopped_ = false;
   std::unique_ptr<TaskLoop> loop_;
 };

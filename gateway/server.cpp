@@ -87,6 +87,7 @@ Status Server::Start() {
 
 void Server::Stop() {
   Parts& p = *parts_;
+  if (p.gateway) p.gateway->Interrupt();
   if (p.rpc) p.rpc->Stop();
   if (p.http) p.http->Stop();
   if (p.gateway) p.gateway->Stop();

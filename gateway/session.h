@@ -112,6 +112,8 @@ class Session {
   const std::string& api_key() const { return api_key_; }
   double opened_at_s() const { return opened_at_s_; }
   const Capture& capture() const { return capture_; }
+  // No call has begun yet.
+  bool unused() const { return next_call_ == 0; }
   int calls_in_flight() const { return static_cast<int>(in_flight_.size()); }
   const PolicyText& text() const { return text_; }
 

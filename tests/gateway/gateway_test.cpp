@@ -380,6 +380,47 @@ TEST_F(GatewayTest, OpenIsIdempotentAndStrict) {
   EXPECT_EQ(gateway_->Open(other).status().code(), StatusCode::kInvalidArgument);
 }
 
+// An evaluation that is played again must not go on in the half-played session of the first try, nor use up its turns.
+TEST_F(GatewayTest, FreshBeginsAnew) {
+  Start();
+  OpenOptions o = Options("e0.1.1");
+  o.training = false;
+  o.fresh = true;
+  const std::string first = Key(o);
+  EXPECT_EQ(Key(o), first);  // not used yet
+  ASSERT_EQ(Chat(first, Body(User("x"))).status, 200);
+  const std::string second = Key(o);
+  EXPECT_NE(second, first);
+  EXPECT_EQ(Code(Chat(first, Body(User("x")))), "401 invalid_api_key");
+  ASSERT_EQ(Chat(second, Body(User("x"))).status, 200);
+  EXPECT_EQ(rollout_->requests()[0].key, rollout_->requests()[1].key);  // the same draws
+  EXPECT_EQ(Sealed("e0.1.1").calls_size(), 1);
+  const std::string third = Key(o);
+  StopAll();
+  Start();
+  EXPECT_EQ(Key(o), third);
+  EXPECT_EQ(Sealed("e0.1.1").calls_size(), 0);
+}
+
+// Ctrl-C must not wait for a seal that waits for a call.
+TEST_F(GatewayTest, StopEndsAWaitingSeal) {
+  Start();
+  script_ = [](const auto&) { return Script{.wait_for_cancel = true}; };
+  const std::string key = Key(Options());
+  std::thread client([&] { Chat(key, Body(User("x"))); });
+  ASSERT_TRUE(Eventually([&] { return rollout_->requests().size() == 1; }));
+  Status status;
+  std::thread seal([&] { status = gateway_->Seal("0.0.1", 60'000).status(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const double start_s = SystemClock::Get().NowS();
+  gateway_->Interrupt();
+  seal.join();
+  EXPECT_EQ(status.code(), StatusCode::kUnavailable);
+  EXPECT_LT(SystemClock::Get().NowS() - start_s, 5);
+  StopAll();
+  client.join();
+}
+
 // A killed gateway must come back with every committed turn, the same keys, and nothing half there.
 TEST_F(GatewayTest, RecoversFromItsLogAtAnyCut) {
   Start();
