@@ -227,7 +227,8 @@ class Parser {
     }
     double v = 0;
     auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), v);
-    if (error == std::errc::result_out_of_range) v = std::strtod(std::string(number).c_str(), nullptr);  // 0 or infinity
+    if (error == std::errc::result_out_of_range) v = std::strtod(std::string(number).c_str(), nullptr);
+    if (std::isinf(v)) return Fail("a number beyond the range of floats");
     *out = Value(v);
     return true;
   }

@@ -10,7 +10,8 @@
 namespace temper::text {
 
 // Parses one JSON document (RFC 8259, UTF-8 without BOM; NaN and Infinity refused). Numbers keep their type: digits only are
-// integers of any length, anything with '.', 'e' or 'E' is a float. Of duplicate keys the last value wins. At most 512 levels
+// integers of any length, anything with '.', 'e' or 'E' is a float (refused when it would be
+// infinite). Of duplicate keys the last value wins. At most 512 levels
 // deep. Errors: InvalidArgument with line, column and reason.
 Result<Value> ParseJson(std::string_view text);
 

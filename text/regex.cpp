@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kMaxPattern = 1 << 16;      // bytes
 constexpr size_t kMaxInstructions = 1 << 16;
 constexpr int kMaxDepth = 100;
-constexpr size_t kRememberAfter = 1 << 14;   // steps of one match attempt before failed states are remembered
+constexpr size_t kRememberAfter = 1 << 14;   // steps back, beyond 64 for each code point, before failed states are remembered
 
 // A set of code points with a fast path for ASCII.
 struct CharClass {
@@ -558,14 +558,22 @@ class Machine {
 
   // The end of the match of the program at `pc` on text from `at`, or -1.
   long Run(uint32_t pc, size_t at) {
+    std::vector<uint64_t> entered;  // states of this run, remembered as failed if the run fails
+    const long end = Run(pc, at, &entered);
+    if (end >= 0) {
+      for (uint64_t state : entered) failed_.erase(state);
+    }
+    return end;
+  }
+
+ private:
+  long Run(uint32_t pc, size_t at, std::vector<uint64_t>* entered) {
     struct Choice {
       uint32_t pc;
       size_t at;
       size_t least;  // a kRepeat that may still give up code points down to here; SIZE_MAX for a plain alternative
     };
     std::vector<Choice> stack;
-    std::unordered_set<uint64_t> failed;
-    size_t steps = 0;
     auto back = [&]() -> bool {
       while (!stack.empty()) {
         Choice& top = stack.back();
@@ -577,8 +585,12 @@ class Machine {
           pc = top.pc, at = top.at;
           stack.pop_back();
         }
-        // A state entered twice fails twice: the future of (pc, at) depends on nothing else.
-        if (++steps > kRememberAfter && !failed.insert(static_cast<uint64_t>(pc) << 40 | at).second) continue;
+        // A state entered twice fails twice: the future of (pc, at) depends on nothing else, not even on where the match began.
+        if (++steps_ > kRememberAfter + 64 * text_.size()) {
+          const uint64_t state = static_cast<uint64_t>(pc) << 40 | at;
+          if (!failed_.insert(state).second) continue;
+          entered->push_back(state);
+        }
         return true;
       }
       return false;
@@ -632,9 +644,10 @@ class Machine {
     }
   }
 
- private:
   const Regex::Program& program_;
   std::span<const uint32_t> text_;
+  size_t steps_ = 0;
+  std::unordered_set<uint64_t> failed_;
 };
 
 }  // namespace

@@ -1,0 +1,120 @@
+// Outside bytes that crash, hang or fill the process would take a job down: seeded mutations of good inputs through every parser.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "tests/text/golden.h"
+#include "text/chat_template.h"
+#include "text/json.h"
+#include "text/regex.h"
+#include "text/text_model.h"
+#include "text/utf8.h"
+
+namespace temper::text {
+namespace {
+
+// Flips, cuts, doubles and mixes pieces of `seed`.
+std::string Mutate(std::string seed, const std::vector<std::string>& words, std::mt19937_64& rng) {
+  const int edits = 1 + static_cast<int>(rng() % 4);
+  for (int e = 0; e < edits; ++e) {
+    const size_t at = seed.empty() ? 0 : rng() % seed.size();
+    const size_t n = seed.empty() ? 0 : rng() % std::min<size_t>(seed.size() - at, 20);
+    switch (rng() % 6) {
+      case 0: seed.insert(at, words[rng() % words.size()]); break;
+      case 1: seed.erase(at, n); break;
+      case 2: seed.insert(at, seed.substr(at, n)); break;
+      case 3: if (!seed.empty()) seed[at] = static_cast<char>(rng()); break;
+      case 4: seed.resize(at); break;
+      default: if (!seed.empty()) seed[at] ^= static_cast<char>(1 << (rng() % 7)); break;
+    }
+  }
+  return seed;
+}
+
+TEST(Fuzz, Json) {
+  std::mt19937_64 rng(1);
+  const std::vector<std::string> words = {"[", "{", "\"", "\\u", "\\ud800", "1e", "-", "0.5", "null", ":", ",", "}", "]", "\xff", "1e999", "[[[[[["};
+  const std::string seed = R"({"a": [1, 2.5e-7, -0, true, null, "xé\n\ud83c\udf89"], "b": {"c": {}, "d": []}, "e": 123456789012345678901234567890})";
+  for (int i = 0; i < 20000; ++i) {
+    auto v = ParseJson(Mutate(seed, words, rng));
+    if (!v.ok()) continue;
+    const std::string text = DumpJson(*v).value();
+    EXPECT_EQ(DumpJson(ParseJson(text).value()).value(), text);  // what is read is printed the same for ever
+  }
+  EXPECT_FALSE(ParseJson(std::string(1000000, '[')).ok());
+}
+
+TEST(Fuzz, Jinja) {
+  std::mt19937_64 rng(2);
+  std::vector<std::string> seeds;
+  Value variables;
+  for (const Value& c : ReadLines(GoldenPath("jinja.cases.jsonl"))) {
+    if (c.Find("define")) {
+      if (c.Find("define")->as_string() == "V") variables = *c.Find("value");
+    } else {
+      seeds.push_back(c.Find("template")->as_string());
+    }
+  }
+  const std::vector<std::string> words = {"{{", "}}", "{%", "%}", "{#", "-", "|", " if ", " else ", "(", ")", "[", "]", "~", "**", "* 99999999", "|list", " for x in ", "not ", "'", "\\", "is ", "loop.", "namespace(", "|tojson", "range(99999)", "{% endfor %}"};
+  RenderInput input;
+  input.messages = List{};
+  input.variables = variables;
+  for (int i = 0; i < 6000; ++i) {
+    auto tmpl = ChatTemplate::Parse(Mutate(seeds[rng() % seeds.size()], words, rng));
+    if (tmpl.ok()) (void)tmpl->Render(input).ok();
+  }
+}
+
+TEST(Fuzz, TokenizerJsonAndText) {
+  std::mt19937_64 rng(3);
+  // A small vocabulary, so that mutations hit the structure.
+  const std::string seed = R"({"version":"1.0","added_tokens":[{"id":6,"content":"<s>","special":true,"normalized":false}],"normalizer":{"type":"NFC"},
+"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"(?i:'s)|\\p{L}+|\\s+(?!\\S)|\\s+|[^\\s\\p{L}]{1,3}"},"behavior":"Isolated","invert":false},
+{"type":"Digits","individual_digits":true},{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}]},
+"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],"special_tokens":{"<s>":{"id":"<s>","ids":[6],"tokens":["<s>"]}}},
+"decoder":{"type":"ByteLevel"},"model":{"type":"BPE","ignore_merges":false,"unk_token":null,"vocab":{"a":0,"b":1,"ab":2,"Ġ":3,"Ġa":4,"abab":5},"merges":["a b",["ab","ab"],"Ġ a"]}})";
+  const std::vector<std::string> words = {"\"", "null", "[", "{", "99999999999", "-1", "*", "+", "(", "(?", "\\\\p{", "{0,1000}", "1", "true", "abab"};
+  const std::vector<std::string> pieces = {"ab", " a", "'s", "<s>", "\xff", "é", "e\u0301", "  \n", "123", "\u1100\u1161"};
+  ASSERT_TRUE(Tokenizer::FromJson(seed).ok()) << Tokenizer::FromJson(seed).status().ToString();
+  for (int i = 0; i < 8000; ++i) {
+    auto t = Tokenizer::FromJson(i == 0 ? seed : Mutate(seed, words, rng));
+    if (!t.ok()) continue;
+    std::string text;
+    for (int k = 0; k < 10; ++k) text += pieces[rng() % pieces.size()];
+    const std::vector<int32_t> ids = t->Encode(text, {.add_special = (i & 1) != 0, .parse_special = (i & 2) != 0});
+    EXPECT_TRUE(IsValidUtf8(t->Decode(ids)));
+  }
+}
+
+// A regular expression from a tokenizer file must not take exponential time.
+TEST(Fuzz, Regex) {
+  std::mt19937_64 rng(4);
+  const std::string seed = "(?i:'s|'t)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|(a|b)*c|(?:ab?)+?d|\\p{N}{1,3}(?=x)|(?>a+)b|[a-c&&[^b]]++";
+  const std::vector<std::string> words = {"(", ")", "*", "+", "?", "{2,9}", "|", "[", "]", "^", "(?!", "\\s", "\\p{Lu}", "(a|aa)+$", "(a*a*)+b"};
+  const std::vector<uint32_t> text = ToCodePoints(std::string(60, 'a') + " 'S x1234 " + std::string(40, 'b') + "d");
+  for (int i = 0; i < 2000; ++i) {
+    auto r = Regex::Parse(Mutate(seed, words, rng));
+    if (r.ok()) (void)r->FindAll(text);
+  }
+  auto evil = Regex::Parse("(a|aa)+$b");
+  ASSERT_TRUE(evil.ok());
+  EXPECT_TRUE(evil->FindAll(ToCodePoints(std::string(2000, 'a'))).empty());
+}
+
+TEST(Fuzz, ToolCalls) {
+  std::mt19937_64 rng(5);
+  const Value tools = ParseJson(R"([{"type":"function","function":{"name":"f","parameters":{"properties":{"a":{"type":"string"}}}}},{"function":{"name":"g"}}])").value();
+  const std::vector<std::string> words = {"<tool_call>", "</tool_call>", "{", "}", "\"", "\n", "f\n", "\\"};
+  for (int i = 0; i < 20000; ++i) {
+    const std::string text = Mutate("say <tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"b\"}}</tool_call><tool_call>g\n{}", words, rng);
+    for (ToolFormat format : {ToolFormat::kHermes, ToolFormat::kTask}) {
+      const ParsedAnswer parsed = ParseToolCalls(format, text, tools, (i & 1) != 0);
+      EXPECT_TRUE(!parsed.ill_formed || parsed.content == text);
+      for (const ToolCall& call : parsed.calls) EXPECT_TRUE(ParseJson(call.arguments).ok());
+      EXPECT_LE(CertainContent(format, text), text.size());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace temper::text
