@@ -111,6 +111,28 @@ std::string RunShell(const std::string& command) {
   return ToUtf8(std::move(output));
 }
 
+// JSON is UTF-8; a command may print anything. Bytes that are no UTF-8 become '?'.
+std::string Printable(const std::string& bytes) {
+  std::string out;
+  for (size_t i = 0; i < bytes.size();) {
+    const auto lead = static_cast<unsigned char>(bytes[i]);
+    const size_t length = lead < 0x80 ? 1 : lead >= 0xC2 && lead < 0xE0 ? 2 : lead >= 0xE0 && lead < 0xF0 ? 3 : lead >= 0xF0 && lead < 0xF5 ? 4 : 0;
+    bool good = length > 0 && i + length <= bytes.size();
+    for (size_t k = 1; good && k < length; ++k) good = (static_cast<unsigned char>(bytes[i + k]) & 0xC0) == 0x80;
+    if (good && length == 3) {  // no overlong forms, no surrogates
+      const auto second = static_cast<unsigned char>(bytes[i + 1]);
+      good = !(lead == 0xE0 && second < 0xA0) && !(lead == 0xED && second >= 0xA0);
+    }
+    if (good && length == 4) {
+      const auto second = static_cast<unsigned char>(bytes[i + 1]);
+      good = !(lead == 0xF0 && second < 0x90) && !(lead == 0xF4 && second >= 0x90);
+    }
+    out += good ? bytes.substr(i, length) : "?";
+    i += good ? length : 1;
+  }
+  return out;
+}
+
 json::value ShellTool() {
   return json::parse(R"({"type":"function","function":{"name":"shell","description":"Run a shell command.",
     "parameters":{"type":"object","properties":{"command":{"type":"string"}},"required":["command"]}}})");
@@ -170,7 +192,7 @@ int Run(bool blind) {
     for (const json::value& call : calls->as_array()) {
       std::string command;
       const bool good = CommandOf(call.as_object(), &command);
-      std::string output = good ? RunShell(command) : command;
+      std::string output = good ? Printable(RunShell(command)) : command;
       messages.push_back(json::object{
           {"role", "tool"}, {"tool_call_id", call.at("id")}, {"content", blind ? std::string() : output}});
     }
