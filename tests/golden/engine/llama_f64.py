@@ -61,7 +61,9 @@ def parameters(c, seed):
             deviation = math.sqrt(2.0 / (5.0 * c["width"]))
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 deviation /= math.sqrt(2.0 * c["layers"])
-            if name in ("model.embed_tokens.weight", "lm_head.weight"):
+            if name == "model.embed_tokens.weight":
+                deviation = 1.0 / math.sqrt(c["width"])
+            if name == "lm_head.weight":
                 deviation = 0.02
             key = mix((mix(seed) + i) & M64)
             values = [normal(key, j) * np.float32(deviation) * np.float32(2.5) for j in range(n)]
