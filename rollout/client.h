@@ -58,7 +58,7 @@ class Call {
 class RolloutClient {
  public:
   virtual ~RolloutClient() = default;
-  // Never blocks; every error comes through on_done. Thread-safe.
+  // Never blocks; every error comes through on_done. Thread-safe. Destroying a client cancels what still runs and waits for it.
   virtual std::unique_ptr<Call> Generate(GenerateRequest request, Callbacks callbacks) = 0;
 };
 

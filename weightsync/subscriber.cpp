@@ -129,7 +129,7 @@ struct Subscriber::State {
       running = context;
     }
     request.set_wait_ms(static_cast<uint32_t>(wait_ms));
-    context->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(wait_ms + 2000));
+    context->set_deadline(gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(wait_ms + 2000, GPR_TIMESPAN)));
     v1::SyncReply reply;
     const Status status = FromGrpc(stub->Sync(context.get(), request, &reply));
     std::unique_lock lock(mutex);

@@ -15,6 +15,7 @@
 #include "common/faults.h"
 #include "common/rpc.h"
 #include "engine/weights.h"
+#include "temper/v1/weightsync.pb.h"
 #include "weightsync/manifest.h"
 #include "weightsync/publisher.h"
 #include "weightsync/publisher_core.h"
