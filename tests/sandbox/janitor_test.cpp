@@ -102,8 +102,25 @@ class Owner {
 #define OWNER_CHECK(cond) \
   if (!(cond)) owner.Say(std::string("failed: " #cond " line ") + std::to_string(__LINE__))
 
-// A janitor with two sandboxes in which commands and daemons run, and an enrolled process with a detached child.
-Janitor* Busy(Owner& owner, CgroupMode mode) {
+// Two sandboxes in which commands and daemons run: four sleepers.
+void FillSandboxes(Owner& owner, const Janitor& janitor) {
+  ServiceOptions so;
+  so.janitor_fd = janitor.service_fd();
+  auto* service = LocalSandboxService::Start(so)->release();
+  for (const char* id : {"a", "b"}) {
+    CreateRequest q;
+    q.id = id;
+    OWNER_CHECK(service->Create(q).ok());
+    ExecRequest e;
+    e.id = id;
+    e.argv = {"sh", "-c", "trap '' TERM; (setsid sleep " + kMark + " &) ; sleep " + kMark + "; true"};
+    service->ExecAsync(e, [](Result<ExecResult>) {});
+  }
+  for (int i = 0; i < 500 && Sleepers().size() < 6; ++i) SystemClock::Get().SleepS(0.02);
+}
+
+// A janitor with an enrolled process that has a detached child: two sleepers. With `sandboxes`: six.
+Janitor* Busy(Owner& owner, CgroupMode mode, bool sandboxes = true) {
   auto forked = ForkJanitor(Options(mode));
   if (!forked.ok()) {
     owner.Say("failed: " + forked.status().ToString());
@@ -120,19 +137,7 @@ Janitor* Busy(Owner& owner, CgroupMode mode) {
   waitpid(pid, nullptr, WUNTRACED);
   OWNER_CHECK(janitor->Enroll(pid).ok());
   kill(pid, SIGCONT);
-  ServiceOptions so;
-  so.janitor_fd = janitor->service_fd();
-  auto* service = LocalSandboxService::Start(so)->release();
-  for (const char* id : {"a", "b"}) {
-    CreateRequest q;
-    q.id = id;
-    OWNER_CHECK(service->Create(q).ok());
-    ExecRequest e;
-    e.id = id;
-    e.argv = {"sh", "-c", "trap '' TERM; (setsid sleep " + kMark + " &) ; sleep " + kMark + "; true"};
-    service->ExecAsync(e, [](Result<ExecResult>) {});
-  }
-  SystemClock::Get().SleepS(0.1);
+  if (sandboxes) FillSandboxes(owner, *janitor);
   return janitor;
 }
 
@@ -159,11 +164,11 @@ TEST_P(JanitorModes, KilledOwnerLeavesNothing) {
     EXPECT_THAT(before, ::testing::HasSubstr("cgroup: "));
     EXPECT_THAT(before, ::testing::HasSubstr("process: "));
   }
-  EXPECT_GE(Sleepers().size(), 5u);
+  EXPECT_EQ(Sleepers().size(), 6u);
   double start = SystemClock::Get().NowS();
   owner.Kill();
   EXPECT_EQ(Show(WaitForNoRemains(Of(job), 10)), "");
-  for (int i = 0; i < 200 && Sleepers().size() > (GetParam() == CgroupMode::kNone ? 1u : 0u); ++i) SystemClock::Get().SleepS(0.02);
+  for (int i = 0; i < 400 && Sleepers().size() > (GetParam() == CgroupMode::kNone ? 1u : 0u); ++i) SystemClock::Get().SleepS(0.02);
   // Without cgroups a process that left its enrolled parent's group is out of reach; with them none is.
   EXPECT_LE(Sleepers().size(), GetParam() == CgroupMode::kNone ? 1u : 0u);
   EXPECT_LT(SystemClock::Get().NowS() - start, 10);
@@ -202,28 +207,41 @@ TEST(Janitor, KilledJanitorTakesItsSandboxesAlong) {
   EXPECT_EQ(owner.Hear(), "noticed");
   EXPECT_EQ(owner.Hear(), "OK");
   EXPECT_EQ(owner.Hear(), ".");
+  for (int i = 0; i < 400 && !Sleepers().empty(); ++i) SystemClock::Get().SleepS(0.02);
   EXPECT_EQ(Sleepers().size(), 0u);
 }
 
 // What could go wrong: the sandbox role dies alone and what it had made lives on, or its successor cannot work.
 TEST(Janitor, NewServiceBeginsClean) {
   Owner owner([](Owner& o) {
-    Janitor* janitor = Busy(o, CgroupMode::kAuto);
-    // The first service is forgotten here, not closed: as if its process hung.
+    Janitor* janitor = Busy(o, CgroupMode::kAuto, false);
+    pid_t first = fork();
+    if (first == 0) {
+      FillSandboxes(o, *janitor);
+      pause();
+    }
+    for (int i = 0; i < 500 && Sleepers().size() < 6; ++i) SystemClock::Get().SleepS(0.02);
+    o.Say(std::to_string(Sleepers().size()));
+    kill(first, SIGKILL);
+    waitpid(first, nullptr, 0);
     ServiceOptions so;
     so.janitor_fd = janitor->service_fd();
-    Fd second(dup(janitor->service_fd()));
-    so.janitor_fd = second.get();
     auto service = LocalSandboxService::Start(so);
     o.Say(service.ok() ? "started" : service.status().ToString());
-    for (int i = 0; i < 100 && Sleepers().size() > 2u; ++i) SystemClock::Get().SleepS(0.02);
+    for (int i = 0; i < 500 && Sleepers().size() > 2u; ++i) SystemClock::Get().SleepS(0.02);
     o.Say(std::to_string(Sleepers().size()));
+    CreateRequest q;
+    q.id = "a";
+    o.Say((*service)->Create(q).status().ToString());
+    service->reset();
     Status stopped = janitor->Stop(5);
     o.Say(stopped.ToString());
     _exit(0);
   });
+  EXPECT_EQ(owner.Hear(), "6");
   EXPECT_EQ(owner.Hear(), "started");
   EXPECT_EQ(owner.Hear(), "2");  // the enrolled ones
+  EXPECT_EQ(owner.Hear(), "OK");
   EXPECT_EQ(owner.Hear(), "OK");
 }
 
