@@ -1,0 +1,115 @@
+// A model file from anywhere must not crash, hang or fill the process: mutations of good files, and lengths that lie.
+#include <unistd.h>
+
+#include <cstring>
+#include <random>
+
+#include "common/process.h"
+#include "engine/files/gguf.h"
+#include "engine/files/safetensors.h"
+#include "tests/engine/files/files_helpers.h"
+
+namespace temper::engine {
+namespace {
+
+// Overwrites bytes of the first `zone` bytes: single bits, rubbish, and 8-byte lengths that are tempting.
+std::string Mutate(std::string bytes, size_t zone, std::mt19937_64& rng) {
+  static constexpr uint64_t kLengths[] = {0, 1, 255, 1 << 20, uint64_t{1} << 31, uint64_t{1} << 40, UINT64_MAX, UINT64_MAX / 2, UINT64_MAX / 4 + 1};
+  zone = std::min(zone, bytes.size());
+  for (int e = 1 + static_cast<int>(rng() % 3); e > 0; --e) {
+    const size_t at = rng() % zone;
+    switch (rng() % 4) {
+      case 0: bytes[at] ^= static_cast<char>(1 << (rng() % 8)); break;
+      case 1: bytes[at] = static_cast<char>(rng()); break;
+      case 2: {
+        const uint64_t v = kLengths[rng() % std::size(kLengths)];
+        std::memcpy(bytes.data() + at, &v, std::min<size_t>(8, bytes.size() - at));
+        break;
+      }
+      default: bytes.resize(at + 1); zone = bytes.size(); break;
+    }
+  }
+  return bytes;
+}
+
+TEST(Fuzz, Gguf) {
+  const TestDir dir;
+  std::mt19937_64 rng(1);
+  const std::string good = ReadFile(GoldenPath("tiny.gguf")).value();
+  for (int i = 0; i < 500; ++i) {
+    ASSERT_TRUE(WriteFile(dir / "x.gguf", Mutate(good, i % 2 ? 4000 : 20000, rng)).ok());
+    auto model = LoadModel(dir / "x.gguf");
+    if (model.ok()) (void)text::LoadTextModel(model->text).ok();
+  }
+  EXPECT_LT(PeakRssBytes(), int64_t{1} << 30);
+}
+
+TEST(Fuzz, Safetensors) {
+  const TestDir dir;
+  std::mt19937_64 rng(2);
+  SaveSmall(dir / "m");
+  const std::string good = ReadFile(dir / "m/model.safetensors").value();
+  for (int i = 0; i < 600; ++i) {
+    ASSERT_TRUE(WriteFile(dir / "m/model.safetensors", Mutate(good, i % 2 ? 64 : 3000, rng)).ok());
+    (void)LoadModel(dir / "m").ok();
+  }
+  EXPECT_LT(PeakRssBytes(), int64_t{1} << 30);
+}
+
+TEST(Fuzz, ConfigJson) {
+  const TestDir dir;
+  std::mt19937_64 rng(3);
+  SaveSmall(dir / "m");
+  const std::string good = ReadFile(dir / "m/config.json").value();
+  for (int i = 0; i < 600; ++i) {
+    std::string bad = good;
+    for (int e = 1 + static_cast<int>(rng() % 3); e > 0; --e) {
+      const size_t at = rng() % bad.size();
+      switch (rng() % 3) {
+        case 0: bad[at] = static_cast<char>('0' + rng() % 10); break;
+        case 1: bad.insert(at, std::to_string(rng() % 2 ? 7 : 2000000000)); break;
+        default: bad.erase(at, rng() % 8); break;
+      }
+    }
+    ASSERT_TRUE(WriteFile(dir / "m/config.json", bad).ok());
+    (void)LoadModel(dir / "m").ok();
+  }
+  EXPECT_LT(PeakRssBytes(), int64_t{1} << 30);
+}
+
+// Each length that lies must be named, at once and without allocating for it.
+TEST(HostileFiles, LengthsBeyondTheFile) {
+  const TestDir dir;
+  std::string header(8, '\0');
+  const uint64_t huge = uint64_t{1} << 60;
+  std::memcpy(header.data(), &huge, 8);
+  ASSERT_TRUE(WriteFile(dir / "a.safetensors", header + "{}").ok());
+  EXPECT_NE(SafetensorsFile::Open(dir / "a.safetensors").status().message().find("beyond the file"), std::string::npos);
+  auto with_header = [&](const std::string& json) {
+    const uint64_t size = json.size();
+    std::string bytes(8, '\0');
+    std::memcpy(bytes.data(), &size, 8);
+    EXPECT_TRUE(WriteFile(dir / "b.safetensors", bytes + json + std::string(16, '\0')).ok());
+    return SafetensorsFile::Open(dir / "b.safetensors").status();
+  };
+  EXPECT_TRUE(with_header(R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}})").ok());
+  for (const char* bad : {R"({"a":{"dtype":"F32","shape":[5],"data_offsets":[0,20]}})", R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[4,20]}})",
+                          R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,16]}})", R"({"a":{"dtype":"F32","shape":[-4],"data_offsets":[0,16]}})",
+                          R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[16,0]}})", R"({"a":{"dtype":"I64","shape":[2],"data_offsets":[0,16]}})",
+                          R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+                          R"({"a":{"dtype":"F32","shape":[4]}})", R"([])", R"({"a":1})"}) {
+    EXPECT_FALSE(with_header(bad).ok()) << bad;
+  }
+  const std::string gguf = ReadFile(GoldenPath("tiny.gguf")).value();
+  for (size_t at : {size_t{8}, size_t{16}, size_t{24}}) {  // tensors, keys, length of the first key
+    std::string bad = gguf;
+    std::memcpy(bad.data() + at, &huge, 8);
+    ASSERT_TRUE(WriteFile(dir / "c.gguf", bad).ok());
+    EXPECT_NE(GgufFile::Open(dir / "c.gguf").status().message().find("beyond the file"), std::string::npos);
+  }
+  ASSERT_TRUE(WriteFile(dir / "c.gguf", gguf.substr(0, gguf.size() - 100)).ok());
+  EXPECT_NE(LoadModel(dir / "c.gguf").status().message().find("beyond the file"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace temper::engine
