@@ -68,12 +68,14 @@ class Worker {
     engine::ComputeWeights weights;
     while (!stop_) {
       if (auto staged = subscriber_->TakeSwap()) {
-        weights = staged->weights;
+        weights = std::move(staged->weights);
+        {
+          std::lock_guard lock(mutex_);
+          digest_ = weights.ComputeDigest();
+          epoch_ = staged->version.epoch;
+          step_ = staged->version.step;
+        }
         subscriber_->Swapped(staged->version);
-        std::lock_guard lock(mutex_);
-        digest_ = weights.ComputeDigest();
-        epoch_ = staged->version.epoch;
-        step_ = staged->version.step;
       }
       serving_ = subscriber_->MayServe();
       if (serving_) {
