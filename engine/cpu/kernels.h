@@ -704,21 +704,27 @@ void PackRows(const void* x, int64_t stride, int rows, int cols, int rows_padded
 template <class E>
 void TransposePanel(const void* panel, int n16, int k, int n_padded, int begin, int end, void* out) {
   using T = typename E::T;
-  const T* from = static_cast<const T*>(panel);
-  // Element (n, k) of a panel of the given reduced length.
-  auto at = [](int column, int depth_index, int64_t depth) {
-    const int64_t base = column / 16 * depth * 16;
-    return E::kPairs ? base + depth_index / 2 * 32 + column % 16 * 2 + depth_index % 2 : base + depth_index * 16 + column % 16;
-  };
-  T* to = static_cast<T*>(out);
   for (int k0 = begin; k0 < end; k0 += 16) {
-    for (int n0 = 0; n0 < n_padded; n0 += 2) {
-      for (int i = 0; i < 16; ++i) {
-        for (int j = 0; j < 2; ++j) {
-          to[at(k0 + i, n0 + j, n_padded)] = n0 + j < n16 ? from[at(n0 + j, k0 + i, k)] : T(0);
+    T* to = static_cast<T*>(out) + static_cast<int64_t>(k0) * n_padded;
+    for (int n0 = 0; n0 < n16; n0 += 16, to += 256) {
+      const T* from = static_cast<const T*>(panel) + static_cast<int64_t>(n0) * k + k0 * 16;
+      if constexpr (E::kPairs) {
+        // Two neighbouring words hold a 2 x 2 block: (n, k) (n, k+1) (n+1, k) (n+1, k+1). Turned, it is two words again.
+        for (int pair = 0; pair < 8; ++pair) {
+          for (int n = 0; n < 16; n += 4) {
+            __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + pair * 32 + n * 2));
+            x = _mm_shufflehi_epi16(_mm_shufflelo_epi16(x, 0xd8), 0xd8);
+            _mm_storel_epi64(reinterpret_cast<__m128i*>(to + n * 16 + pair * 4), x);
+            _mm_storeh_pd(reinterpret_cast<double*>(to + (n + 2) * 16 + pair * 4), _mm_castsi128_pd(x));
+          }
+        }
+      } else {
+        for (int n = 0; n < 16; ++n) {
+          for (int i = 0; i < 16; ++i) to[n * 16 + i] = from[i * 16 + n];
         }
       }
     }
+    std::memset(to, 0, static_cast<size_t>(n_padded - n16) * 16 * sizeof(T));
   }
 }
 
