@@ -392,6 +392,32 @@ TEST(Spread, KeepsARolloutOnItsWorker) {
   }
 }
 
+// Goes wrong if a client goes before its calls: gRPC's callback thread would then drop the last reference to the channel and wait for
+// itself.
+TEST(RemoteRollout, EndsItsCallsBeforeItGoes) {
+  std::string name = "temper-test-rollout-gone-" + std::to_string(getpid());
+  auto source = FixedWeights(Weights(1), {1, 0});
+  ServerOptions o;
+  o.worker.threads = 1;
+  o.listen_fd = ListenAbstract(name)->Release();
+  o.source = source.get();
+  Server server(o);
+  ASSERT_TRUE(server.Start().ok());
+  for (int i = 0; i < 20; ++i) {
+    auto client = ConnectRollout("unix-abstract:" + name);
+    std::vector<std::unique_ptr<Watched>> watched;
+    std::vector<std::unique_ptr<Call>> calls;
+    for (uint64_t k = 0; k < 5; ++k) {
+      watched.push_back(std::make_unique<Watched>());
+      calls.push_back(client->Generate(Request(k, 1900), watched.back()->callbacks()));
+    }
+    if (i % 2) calls.resize(2);
+    client.reset();
+    for (size_t k = 0; k < calls.size(); ++k) EXPECT_EQ(watched[k]->status.value_or(Internal("no end")).code(), StatusCode::kCancelled);
+  }
+  server.Stop();
+}
+
 // The whole path: a trainer publishes, a rollout server samples, and the trainer's own forward gives the same logprobs.
 TEST(RolloutServer, ServesWhatTheTrainerPublishes) {
   std::string id = std::to_string(getpid());
