@@ -510,6 +510,7 @@ void Gateway::HandleChat(const EntryPtr& entry, const http::Request& request, co
     });
   });
   loop_->Post([this, call] {
+    if (call->settled) return;  // a seal was quicker
     running_[call.get()] = call;
     Launch(call);
   });
