@@ -200,8 +200,8 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
     RunGemm(ops, g, split);
     for (int r = r0; r < r1; ++r) {
       const float* row = qkv + static_cast<size_t>(r - r0) * s.qkv_rows;
-      const float* cos = rope.cos.data() + static_cast<size_t>(plan.position[r]) * rope.half;
-      const float* sin = rope.sin.data() + static_cast<size_t>(plan.position[r]) * rope.half;
+      const float* cos = rope.cos(plan.position[r]);
+      const float* sin = rope.sin(plan.position[r]);
       auto* q = state.q.as<std::byte>() + static_cast<size_t>(r) * s.q_elements * element;
       for (int h = 0; h < c.heads; ++h) {
         ops.rope(row + h * c.head_dim, cos, sin, c.head_dim, s.head_depth, q + static_cast<size_t>(h) * s.head_depth * element);

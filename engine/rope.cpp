@@ -32,6 +32,26 @@ std::vector<double> InverseFrequencies(const ModelConfig& c) {
   return out;
 }
 
+RopeTable::RopeTable(const ModelConfig& c)
+    : inverse_(InverseFrequencies(c)), blocks_(std::make_unique<Block[]>((c.max_positions + kBlock - 1) / kBlock)) {}
+
+const float* RopeTable::Row(int position) const {
+  Block& block = blocks_[position / kBlock];
+  const size_t half = inverse_.size();
+  std::call_once(block.once, [&] {
+    std::vector<float> rows(kBlock * 2 * half);
+    for (int p = 0; p < kBlock; ++p) {
+      for (size_t i = 0; i < half; ++i) {
+        const long double angle = (position / kBlock * kBlock + p) * inverse_[i];
+        rows[p * 2 * half + i] = static_cast<float>(std::cos(angle));
+        rows[p * 2 * half + half + i] = static_cast<float>(std::sin(angle));
+      }
+    }
+    block.rows = std::move(rows);
+  });
+  return block.rows.data() + position % kBlock * 2 * half;
+}
+
 std::shared_ptr<const RopeTable> GetRopeTable(const ModelConfig& c) {
   static std::mutex mutex;
   using Key = std::tuple<int, int, double, int, double, double, double, int>;
@@ -41,18 +61,7 @@ std::shared_ptr<const RopeTable> GetRopeTable(const ModelConfig& c) {
                 s.factor,   s.low_freq_factor, s.high_freq_factor, s.original_max_positions};
   std::lock_guard lock(mutex);
   if (auto found = cache[key].lock()) return found;
-  auto table = std::make_shared<RopeTable>();
-  table->half = c.head_dim / 2;
-  const std::vector<double> inverse = InverseFrequencies(c);
-  table->cos.resize(static_cast<size_t>(c.max_positions) * table->half);
-  table->sin.resize(table->cos.size());
-  for (int p = 0; p < c.max_positions; ++p) {
-    for (int i = 0; i < table->half; ++i) {
-      const double angle = p * inverse[i];
-      table->cos[static_cast<size_t>(p) * table->half + i] = static_cast<float>(std::cos(static_cast<long double>(angle)));
-      table->sin[static_cast<size_t>(p) * table->half + i] = static_cast<float>(std::sin(static_cast<long double>(angle)));
-    }
-  }
+  auto table = std::make_shared<RopeTable>(c);
   cache[key] = table;
   return table;
 }

@@ -1,18 +1,34 @@
 // Rotary angles by position: cos and sin as fp32, computed once in extended precision (x87, so the same on every machine)
-// and shared by every pass over a config.
+// and shared by every pass over a config. Rows appear when first asked for: a model may have a hundred thousand positions.
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "engine/config.h"
 
 namespace temper::engine {
 
-struct RopeTable {
-  int half = 0;             // head_dim / 2
-  std::vector<float> cos;   // [max_positions][half]
-  std::vector<float> sin;
+// Thread-safe.
+class RopeTable {
+ public:
+  explicit RopeTable(const ModelConfig& config);
+
+  // [head_dim / 2] each; position below max_positions.
+  const float* cos(int position) const { return Row(position); }
+  const float* sin(int position) const { return Row(position) + inverse_.size(); }
+
+ private:
+  static constexpr int kBlock = 256;  // positions computed together
+  struct Block {
+    std::once_flag once;
+    std::vector<float> rows;  // [kBlock][cos, sin]
+  };
+  const float* Row(int position) const;
+
+  std::vector<double> inverse_;
+  std::unique_ptr<Block[]> blocks_;
 };
 
 // Inverse frequency of each pair, scaling applied, in double ([head_dim / 2]).

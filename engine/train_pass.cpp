@@ -548,10 +548,9 @@ void TrainPass::State::BackwardAttention(int l) {
       const Plan::Tile& tile = plan.tiles[root.first_tile + t];
       for (int i = 0; i < tile.tokens; ++i) {
         const int r = tile.first_row + i;
-        const size_t angle = static_cast<size_t>(plan.position[r]) * rope.half;
         for (int g = 0; g < s.group; ++g) {
           float* row = dq + (first[t] + static_cast<size_t>(i) * s.group + g) * s.head_width;
-          ops.rope_inverse(row, rope.cos.data() + angle, rope.sin.data() + angle, c.head_dim);
+          ops.rope_inverse(row, rope.cos(plan.position[r]), rope.sin(plan.position[r]), c.head_dim);
           ops.round(row, c.head_dim, c.head_dim,
                     dqkv.as<std::byte>() + (static_cast<size_t>(r) * dqkv_depth + (h * s.group + g) * c.head_dim) * e);
         }
@@ -564,7 +563,6 @@ void TrainPass::State::BackwardAttention(int l) {
   engine.threads().Run((rows + block - 1) / block, [&](int item, int) {
     alignas(64) float k[1024], v[1024];  // head_dim <= 1024
     for (int r = item * block; r < std::min(rows, (item + 1) * block); ++r) {
-      const size_t angle = static_cast<size_t>(plan.position[r]) * rope.half;
       std::byte* out = dqkv.as<std::byte>() + static_cast<size_t>(r) * dqkv_depth * e;
       for (int h = 0; h < c.kv_heads; ++h) {
         for (int i = plan.slot_begin[r]; i < plan.slot_begin[r + 1]; ++i) {
@@ -579,7 +577,7 @@ void TrainPass::State::BackwardAttention(int l) {
             ops.add(v, dv_pages + at, c.head_dim);
           }
         }
-        ops.rope_inverse(k, rope.cos.data() + angle, rope.sin.data() + angle, c.head_dim);
+        ops.rope_inverse(k, rope.cos(plan.position[r]), rope.sin(plan.position[r]), c.head_dim);
         ops.round(k, c.head_dim, c.head_dim, out + static_cast<size_t>(s.q_rows + h * c.head_dim) * e);
         ops.round(v, c.head_dim, c.head_dim, out + static_cast<size_t>(s.q_rows + s.kv_rows + h * c.head_dim) * e);
       }

@@ -23,7 +23,7 @@
 
 namespace temper::engine {
 
-struct RopeTable;  // internal: cos/sin by position
+class RopeTable;  // internal: cos and sin by position
 
 // A panel inside the buffer. `rows` counts padded output rows (a multiple of 16), `depth` the padded reduced axis (of 32).
 struct Panel {

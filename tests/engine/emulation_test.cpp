@@ -167,7 +167,7 @@ class Emulator {
   void Rotate(float* x, int position, bool back) const {
     const int half = c_.head_dim / 2;
     for (int i = 0; i < half; ++i) {
-      const float c = rope_->cos[position * half + i], s = rope_->sin[position * half + i] * (back ? -1.0f : 1.0f);
+      const float c = rope_->cos(position)[i], s = rope_->sin(position)[i] * (back ? -1.0f : 1.0f);
       const float a = x[i], b = x[half + i];
       x[i] = Fma(-b, s, a * c);
       x[half + i] = Fma(a, s, b * c);
