@@ -6,6 +6,7 @@
 #include <sys/ioctl.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -97,6 +98,9 @@ struct Running {
   std::string fd3;
   uint64_t fd3_dropped = 0;
   Stream streams[3];
+  Fd input;  // writing end of its standard input, while there is more to write
+  std::string input_bytes;
+  size_t input_at = 0;
   double start_s = 0, deadline_s = 0, kill_s = 0;  // kill_s: when it was killed, 0 = not
   bool timed_out = false, cpu_out = false;
   bool disk_was_full = false, files_were_full = false;  // when it began
@@ -242,7 +246,7 @@ class LocalSandboxService::Loop {
     return Describe(*box);
   }
 
-  void Exec(const ExecRequest& request, Fd&& input, std::function<void(Result<ExecResult>)> done) {
+  void Exec(const ExecRequest& request, std::function<void(Result<ExecResult>)> done) {
     Box* box = Find(request.id);
     if (!box || box->state != Box::State::kReady) return done(NotFound("no sandbox '" + request.id + "'"));
     if (running_ >= kCommandsMax) return done(ResourceExhausted("already " + std::to_string(running_) + " commands"));
@@ -266,13 +270,22 @@ class LocalSandboxService::Loop {
     ++commands_;
     if (box->gone) return Finish(*box, r->exec_id, -1);
 
-    Status started = SendExec(*box, *r, request, std::move(input));
+    Status started = SendExec(*box, *r, request);
     if (!started.ok()) {
       ExecResult result;
       result.message = started.message();
       return Complete(*box, r->exec_id, std::move(result));
     }
-    const std::string id = box->id;
+    if (r->input.valid() && WriteInput(*r)) {
+      poller_->Add(r->input.get(), EPOLLOUT, [this, r](uint32_t) {
+        if (!WriteInput(*r)) {
+          poller_->Remove(r->input.get());
+          r->input.Reset();
+        }
+      });
+    } else {
+      r->input.Reset();
+    }
     for (Stream& s : r->streams) {
       if (!s.fd.valid()) continue;
       poller_->Add(s.fd.get(), EPOLLIN, [this, r, &s](uint32_t) {
@@ -335,6 +348,11 @@ class LocalSandboxService::Loop {
   }
 
   void Run() {
+    // A command that closes its standard input is no reason to die; write() answers EPIPE then.
+    sigset_t pipe;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
     while (!stop_) {
       poller_->Wait(NextTimer());
       Tick();
@@ -485,7 +503,7 @@ class LocalSandboxService::Loop {
     }
   }
 
-  Status SendExec(Box& box, Running& r, const ExecRequest& request, Fd&& input) {
+  Status SendExec(Box& box, Running& r, const ExecRequest& request) {
     bool by_rlimit = box.enforced.memory == "rlimit";
     WireWriter w;
     w.U32(protocol::kExecMagic).U32(request.role == Role::kTool ? 1 : 0);
@@ -508,6 +526,20 @@ class LocalSandboxService::Loop {
     if (w.bytes().size() > protocol::kPayloadBytesMax) return InvalidArgument("arguments and environment take more than 2 MiB");
     ASSIGN_OR_RETURN(Fd payload, MemoryFile(w.bytes()));
 
+    // A pipe, never a file: a file could be read again from its beginning through a link to /proc/self/fd/0 that an agent
+    // left among the files of a verifier, whose input holds the answers.
+    Fd input;
+    if (request.stdin_bytes.empty()) {
+      input = Fd(open("/dev/null", O_RDONLY | O_CLOEXEC));
+      if (!input.valid()) return ErrnoStatus("/dev/null", errno);
+    } else {
+      int ends[2];
+      if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus("pipe", errno);
+      input = Fd(ends[0]);
+      r.input = Fd(ends[1]);
+      r.input_bytes = request.stdin_bytes;
+      fcntl(ends[1], F_SETFL, O_NONBLOCK);
+    }
     std::vector<Fd> theirs;
     const int count = request.capture_fd3 ? 3 : 2;
     for (int i = 0; i < count; ++i) {
@@ -518,10 +550,26 @@ class LocalSandboxService::Loop {
       theirs.emplace_back(ends[1]);
       fcntl(ends[0], F_SETFL, O_NONBLOCK);
     }
+    // Both users may open /dev/stdin, /dev/stderr and the like, which they may inherit from each other.
+    auto share = [&](const Fd& fd) { return fchown(fd.get(), box.host_uid + protocol::kAgentUid, box.host_uid + protocol::kWorkGid) == 0 && fchmod(fd.get(), 0660) == 0; };
+    for (const Fd& fd : theirs) {
+      if (!share(fd)) return ErrnoStatus("share a stream", errno);
+    }
+    if (r.input.valid() && !share(input)) return ErrnoStatus("share standard input", errno);
     protocol::Message message{protocol::kExec, r.exec_id, 0, request.capture_fd3 ? protocol::kHasFd3 : 0, 0};
     std::vector<int> fds = {payload.get(), input.get()};
     for (const Fd& fd : theirs) fds.push_back(fd.get());
     return SendPacket(box.control.get(), std::string_view(reinterpret_cast<char*>(&message), sizeof message), fds, 1);
+  }
+
+  // False when all is written, or the command does not want it.
+  static bool WriteInput(Running& r) {
+    while (r.input_at < r.input_bytes.size()) {
+      ssize_t n = write(r.input.get(), r.input_bytes.data() + r.input_at, r.input_bytes.size() - r.input_at);
+      if (n < 0) return errno == EAGAIN || errno == EINTR;
+      r.input_at += static_cast<size_t>(n);
+    }
+    return false;
   }
 
   // False at the end of the stream.
@@ -648,6 +696,7 @@ class LocalSandboxService::Loop {
     for (Stream& s : r->streams) {
       if (s.fd.valid()) poller_->Remove(s.fd.get());
     }
+    if (r->input.valid()) poller_->Remove(r->input.get());
     r->done(std::move(result));
   }
 
@@ -729,10 +778,7 @@ Result<SandboxInfo> LocalSandboxService::Create(const CreateRequest& request) {
 void LocalSandboxService::ExecAsync(const ExecRequest& request, std::function<void(Result<ExecResult>)> done) {
   Status ok = Check(request);
   if (!ok.ok()) return done(ok);
-  auto input = request.stdin_bytes.empty() ? Result<Fd>(Fd(open("/dev/null", O_RDONLY | O_CLOEXEC))) : MemoryFile(request.stdin_bytes);
-  if (!input.ok()) return done(input.status());
-  auto shared = std::make_shared<Fd>(std::move(*input));
-  loop_->Post([this, request, shared, done] { loop_->Exec(request, std::move(*shared), done); });
+  loop_->Post([this, request, done] { loop_->Exec(request, done); });
 }
 
 Result<ExecResult> LocalSandboxService::Exec(const ExecRequest& request) {

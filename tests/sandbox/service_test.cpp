@@ -709,12 +709,13 @@ TEST_F(Sandbox, ExportStaysInside) {
 
 // What could go wrong: a folder is swapped for a link between the look and the read.
 TEST_F(Sandbox, ExportWinsNoRaceOutward) {
-  Start(Request());
+  CreateRequest q = Request();
+  q.files = {{"a/passwd", "inside"}, {"b", "/etc", 0777, File::Kind::kLink}, {"c/f", "inside"}};
+  Start(q);
   std::promise<Result<ExecResult>> done;
   ExecRequest e = Sh("");
   e.argv = {"python3", "-c",
             "import os, time\n"
-            "os.mkdir('a'); open('a/passwd','w').write('inside'); os.symlink('/etc', 'b'); os.mkdir('c'); open('c/f','w').write('inside')\n"
             "end = time.time() + 0.6\n"
             "import ctypes; libc = ctypes.CDLL(None)\n"
             "while time.time() < end: libc.renameat2(-100, b'a', -100, b'b', 2)"};
@@ -779,6 +780,29 @@ TEST_F(Sandbox, OwnRootFolder) {
   Start(q);
   EXPECT_EQ(Run("cat /etc/marker; ls /etc").out.bytes, "own rootmarker\n");
   ASSERT_TRUE(RemoveAll(root).ok());
+}
+
+// What could go wrong: large input is cut, blocks everything, kills the service, or can be read twice.
+TEST_F(Sandbox, StandardInput) {
+  Start(Request());
+  ExecRequest e = Sh("ln -s /proc/self/fd/0 again; wc -c; wc -c < again");
+  e.stdin_bytes = std::string(3000000, 'x');
+  EXPECT_EQ(Run(e).out.bytes, "3000000\n0\n");
+  e = Sh("exec <&-; sleep 0.1; echo closed");
+  e.stdin_bytes = std::string(3000000, 'x');
+  EXPECT_EQ(Run(e).out.bytes, "closed\n");
+  e = Sh("sleep 9");
+  e.stdin_bytes = std::string(3000000, 'x');
+  e.timeout_s = 0.1;
+  EXPECT_EQ(Run(e).outcome, ExecOutcome::kTimeout);
+  EXPECT_EQ(Run("wc -c").out.bytes, "0\n");
+  for (Role role : {Role::kAgent, Role::kTool}) {
+    e = Sh("cat /dev/stdin; echo err > /dev/stderr; echo out > /dev/stdout; echo three > /dev/fd/3; [ $(id -un) = tool ] || $TEMPER_TOOL_EXEC sh -c 'echo tool > /dev/stderr'", role);
+    e.stdin_bytes = "in ";
+    e.capture_fd3 = true;
+    ExecResult r = Run(e);
+    EXPECT_EQ(r.out.bytes + r.err.bytes + r.fd3, role == Role::kTool ? "in out\nerr\nthree\n" : "in out\nerr\ntool\nthree\n");
+  }
 }
 
 // What could go wrong: a lease that nobody renews keeps its sandbox.
