@@ -1,6 +1,7 @@
 // Small models, rows and trees for engine tests, all from seeds.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -41,15 +42,17 @@ inline ModelConfig TinyConfig() {
   return c;
 }
 
-// Weights far enough from zero that attention is not flat and every tensor matters.
+// Weights far enough from zero that attention is not flat and every tensor matters; an embedding of deviation 0.05, so that
+// logits keep a moderate size.
 inline Parameters TestParameters(const ModelConfig& config, uint64_t seed) {
   Parameters params = InitParameters(config, seed);
   std::mt19937_64 rng(seed);
   for (size_t i = 0; i < params.tensors().size(); ++i) {
     const bool matrix = params.tensors()[i].matrix();
+    const float factor = i == 0 ? 0.05f * std::sqrt(static_cast<float>(config.width)) : 2.5f;
     for (float& x : params.tensor(i)) {
       if (matrix) {
-        x *= 2.5f;
+        x *= factor;
       } else {
         x += 0.2f * (static_cast<float>(rng() % 1000) / 500 - 1);
       }
