@@ -350,7 +350,7 @@ int Top(int argc, char** argv) {
   signal(SIGINT, [](int) { top_interrupted = 1; });
   SystemClock& clock = SystemClock::Get();
   Watcher watcher(std::move(options), clock);
-  PanelPrinter printer;
+  PanelPrinter printer(terminal);
   if (terminal && state->phase == "running") watcher.Start();
   else if (state->phase == "running") watcher.PollNow();
   for (;;) {

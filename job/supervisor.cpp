@@ -34,6 +34,11 @@ sigset_t SupervisorSignals() {
   return set;
 }
 
+// "ROLE: words", unless the words say so already.
+std::string FromRole(const std::string& role, const std::string& words) {
+  return words.rfind(role + ": ", 0) == 0 ? words : role + ": " + words;
+}
+
 JobEnd Ended(int exit_code, const std::string& phase, const std::string& reason) {
   JobEnd end;
   end.exit_code = exit_code;
@@ -151,8 +156,8 @@ struct Supervisor::Impl {
     }
     if (!ended.signaled && (ended.code == 1 || ended.code == 2)) {
       auto why = ReadFile(run.File("logs/" + child.spec.name + ".error"), 1 << 16);
-      std::string reason = child.spec.name + ": " + (why.ok() && !Trim(*why).empty() ? std::string(Trim(*why)) : "failed; last output: " + LastLines(log_path, 3));
-      end = Ended(1, "failed", reason);
+      const std::string words = why.ok() ? std::string(Trim(*why)) : "";
+      end = Ended(1, "failed", FromRole(child.spec.name, words.empty() ? "failed; last output: " + LastLines(log_path, 3) : words));
       return;
     }
     const double now = clock.NowS();
@@ -258,7 +263,7 @@ struct Supervisor::Impl {
   void NameTheCause() {
     if (end->exit_code != 1 || end->reason.rfind("trainer:", 0) != 0) return;
     auto why = ReadFile(run.File("logs/agents.error"), 1 << 16);
-    if (why.ok() && !Trim(*why).empty()) end->reason = "agents: " + std::string(Trim(*why));
+    if (why.ok() && !Trim(*why).empty()) end->reason = FromRole("agents", std::string(Trim(*why)));
   }
 
   void ClosePool() {

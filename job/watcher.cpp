@@ -201,9 +201,11 @@ void PanelPrinter::Draw(const ViewState& view) {
   std::string text;
   if (lines_ > 0) text += fmt::format("\x1b[{}A", lines_);
   const std::vector<std::string> lines = RenderPanel(view, width);
-  for (const std::string& line : lines) text += "\x1b[2K" + line + "\n";
-  text += "\x1b[J";
-  lines_ = lines.size();
+  for (const std::string& line : lines) text += (terminal_ ? "\x1b[2K" : "") + line + "\n";
+  if (terminal_) {
+    text += "\x1b[J";
+    lines_ = lines.size();
+  }
   std::fputs(text.c_str(), stdout);
   std::fflush(stdout);
 }

@@ -67,12 +67,14 @@ class Watcher {
   double sampling_from_s_ = -1;
 };
 
-// Draws the panel over the former one on standard output.
+// Draws the panel on standard output: over the former one on a terminal, else plainly.
 class PanelPrinter {
  public:
+  explicit PanelPrinter(bool terminal = true) : terminal_(terminal) {}
   void Draw(const ViewState& view);
 
  private:
+  const bool terminal_;
   size_t lines_ = 0;
 };
 
