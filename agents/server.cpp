@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -13,6 +14,7 @@
 
 #include "agents/service.h"
 #include "common/clock.h"
+#include "common/faults.h"
 #include "common/file.h"
 #include "common/json.h"
 #include "common/log.h"
@@ -38,6 +40,17 @@ int64_t SampledTokens(const v1::Trajectory& trajectory) {
 
 std::string SessionOf(const datapool::AttemptId& id) {
   return std::to_string(id.group) + "." + std::to_string(id.rollout) + "." + std::to_string(id.attempt);
+}
+
+// The smallest change there is, to the last sampled token: what the fault point `agents.change_logprob` does.
+void ChangeOneLogprob(v1::Trajectory& trajectory) {
+  for (int i = trajectory.runs_size() - 1; i >= 0; --i) {
+    v1::TokenRun& run = *trajectory.mutable_runs(i);
+    if (run.logprobs_size() == 0) continue;
+    const int last = run.logprobs_size() - 1;
+    run.set_logprobs(last, std::nextafter(run.logprobs(last), -1e9f));
+    return;
+  }
 }
 
 struct Play {
@@ -260,7 +273,11 @@ struct Server::Impl {
     finished.outcome = result.outcome;
     finished.reason = result.reason;
     finished.reward = result.reward;
-    if (result.trajectory) result.trajectory->SerializeToString(&finished.trajectory);
+    if (result.trajectory) {
+      // A stored logprob that is not what the worker drew with must stop the job: the trainer's own forward pass tells.
+      if (!Faults::Get().Hit("agents.change_logprob").ok()) ChangeOneLogprob(*result.trajectory);
+      result.trajectory->SerializeToString(&finished.trajectory);
+    }
     for (int tries = 0;; ++tries) {
       Result<bool> counted = parts.pool->Finish(options.incarnation, finished);
       if (counted.ok()) return;

@@ -136,6 +136,8 @@ struct Supervisor::Impl {
     // Rises over restarts of the role and of the run.
     const int64_t incarnation = state.incarnation * 100000 + child.starts;
     command.env = {{"TEMPER_SERVE_FDS", table}, {"TEMPER_INCARNATION", std::to_string(incarnation)}};
+    // An injected fault happens once a run, not at every restart.
+    if (child.starts > 0) command.env.emplace_back("TEMPER_FAULTS", "");
     command.log_path = run.File("logs/" + child.spec.name + ".log");
     (void)RemoveAll(run.File("logs/" + child.spec.name + ".error"));
     ASSIGN_OR_RETURN(child.pid, StartRole(command));

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "common/faults.h"
 #include "common/file.h"
 #include "common/json.h"
 #include "common/log.h"
@@ -383,6 +384,7 @@ class Loop {
     const bool last = state_.step == options_.steps;
     // Before the update frees slots, so that nothing is admitted at a version that is to be evaluated first.
     if (evaluate || last) RETURN_IF_ERROR(Patiently("data pool, pause", [&] { return doors_.pool.Pause(true); }));
+    RETURN_IF_ERROR(Faults::Get().Hit("trainer.before_update"));
     RETURN_IF_ERROR(Patiently("data pool, update", [&] { return doors_.pool.Update(options_.incarnation, state_.step - 1); }));
     report.publish_s = lap();
     report.checkpoint_s = std::exchange(checkpoint_s_, 0);
@@ -391,7 +393,9 @@ class Loop {
     RETURN_IF_ERROR(AppendFile(MetricsPath(options_.run_dir), MetricsLine(report)));
     Show(report);
     if (last || state_.step % options_.checkpoint_every == 0) {
+      RETURN_IF_ERROR(Faults::Get().Hit("trainer.before_checkpoint"));
       RETURN_IF_ERROR(SaveCheckpoint(options_.run_dir, state_, text_, options_.keep));
+      RETURN_IF_ERROR(Faults::Get().Hit("trainer.before_commit"));
       RETURN_IF_ERROR(Patiently("data pool, commit", [&] { return doors_.pool.Commit(state_.step); }));
       checkpoint_s_ = lap();
     }

@@ -1,0 +1,167 @@
+// Kill anything, lose nothing: every role, the supervisor, the janitor, and the trainer between any two of its durable steps.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "common/file.h"
+#include "common/strings.h"
+#include "tests/e2e/job_process.h"
+
+namespace temper::e2e {
+namespace {
+
+constexpr int kSteps = 8;
+const std::vector<std::string> kArguments = {"--set", "trainer.steps=" + std::to_string(kSteps)};
+
+// What must be true of every run that came to its end, however it got there.
+void ExpectGoodEnd(const JobProcess& job) {
+  const json::value summary = job.Summary();
+  const JsonRef s(summary);
+  EXPECT_EQ(*s.StringOr("end", ""), "done") << PrintJson(summary);
+  EXPECT_EQ(*s.IntOr("steps", 0), kSteps);
+  EXPECT_TRUE(*s.BoolOr("ledger_balanced", false)) << PrintJson(summary);
+  EXPECT_TRUE(*s.BoolOr("ledger_replayed", false)) << PrintJson(summary);
+  EXPECT_EQ(*s.DoubleOr("importance_ratio_max_dev_on_policy", 1), 0);
+  EXPECT_LE(*s.IntOr("staleness_max", 99), *s.IntOr("staleness_bound", 0));
+  EXPECT_EQ(job.Remains(), "");
+  // Each step once, in order.
+  int64_t step = 0;
+  for (const std::string& line : Split(job.Read("metrics.jsonl"), '\n')) {
+    if (line.empty()) continue;
+    auto value = ParseJson(line);
+    ASSERT_TRUE(value.ok()) << line;
+    EXPECT_EQ(*JsonRef(*value).IntOr("step", 0), ++step);
+  }
+  EXPECT_EQ(step, kSteps);
+}
+
+class KillRole : public testing::TestWithParam<const char*> {};
+
+// A role killed at any moment is restarted and the job goes on, with no rollout counted as a failure of the policy or lost.
+TEST_P(KillRole, TheJobGoesOn) {
+  JobProcess job(std::string("kill_") + GetParam());
+  job.Start(kArguments);
+  ASSERT_TRUE(job.WaitSteps(2, 120));
+  const pid_t pid = job.RolePid(GetParam());
+  ASSERT_GT(pid, 0);
+  kill(pid, SIGKILL);
+  ASSERT_EQ(job.Wait(180), 0);
+  ExpectGoodEnd(job);
+  EXPECT_EQ(*JsonRef(job.Summary()).IntOr("restarts", 0), 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Roles, KillRole, testing::Values("pool", "sandbox", "rollout", "gateway", "trainer", "agents"),
+                         [](const auto& given) { return std::string(given.param); });
+
+// Roles killed during the warm-up and the first evaluation have little state to come back to: it must be enough.
+TEST(Crash, RolesKilledEarly) {
+  JobProcess job("early");
+  job.Start(kArguments);
+  for (const char* role : {"rollout", "gateway", "trainer", "agents"}) {
+    pid_t pid = -1;
+    for (int i = 0; i < 500 && pid < 0; ++i) {
+      pid = job.RolePid(role);
+      usleep(10000);
+    }
+    ASSERT_GT(pid, 0) << role;
+    usleep(400000);
+    kill(pid, SIGKILL);
+  }
+  ASSERT_EQ(job.Wait(180), 0);
+  ExpectGoodEnd(job);
+}
+
+// After kill -9 of the supervisor nothing may live on, and --resume must finish the job.
+TEST(Crash, KilledSupervisorResumes) {
+  JobProcess job("supervisor");
+  job.Start(kArguments);
+  ASSERT_TRUE(job.WaitSteps(3, 120));
+  job.Signal(SIGKILL);
+  EXPECT_EQ(job.Wait(10), 128 + SIGKILL);
+  EXPECT_EQ(job.Remains(), "");
+  job.Resume();
+  ASSERT_EQ(job.Wait(180), 0);
+  ExpectGoodEnd(job);
+}
+
+// Ctrl-C ends in seconds with exit code 130 and an account of itself; --resume finishes the job.
+TEST(Crash, CtrlCResumes) {
+  JobProcess job("ctrlc");
+  job.Start(kArguments);
+  ASSERT_TRUE(job.WaitSteps(3, 120));
+  job.Signal(SIGINT);
+  EXPECT_EQ(job.Wait(15), 130);
+  EXPECT_EQ(*JsonRef(job.Summary()).StringOr("end", ""), "stopped");
+  EXPECT_TRUE(*JsonRef(job.Summary()).BoolOr("ledger_balanced", false));
+  EXPECT_EQ(job.Remains(), "");
+  job.Resume();
+  ASSERT_EQ(job.Wait(180), 0);
+  ExpectGoodEnd(job);
+}
+
+// Without the janitor nobody cleans up any more: the job must end by itself and leave nothing.
+TEST(Crash, KilledJanitorEndsTheJob) {
+  JobProcess job("janitor");
+  job.Start(kArguments);
+  ASSERT_TRUE(job.WaitSteps(2, 120));
+  // The janitor is the one child of the supervisor that is no role: it has the supervisor's own command line.
+  auto state = ParseJson(job.Read("state.json"));
+  ASSERT_TRUE(state.ok());
+  const int64_t supervisor = *JsonRef(*state).IntOr("pid", 0);
+  const std::string children = *ReadFile("/proc/" + std::to_string(supervisor) + "/task/" + std::to_string(supervisor) + "/children");
+  pid_t janitor = -1;
+  for (const std::string& word : Split(children, ' ')) {
+    int64_t pid = 0;
+    if (!ParseInt(word, &pid)) continue;
+    auto line = ReadFile("/proc/" + word + "/cmdline");
+    if (line.ok() && line->find("serve") == std::string::npos) janitor = static_cast<pid_t>(pid);
+  }
+  ASSERT_GT(janitor, 0) << children;
+  kill(janitor, SIGKILL);
+  EXPECT_EQ(job.Wait(30), 1);
+  EXPECT_NE(JsonRef(job.Summary()).StringOr("reason", "")->find("janitor"), std::string::npos);
+  EXPECT_EQ(job.Remains(), "");
+  job.Resume();
+  ASSERT_EQ(job.Wait(180), 0);
+  ExpectGoodEnd(job);
+}
+
+class TrainerFault : public testing::TestWithParam<const char*> {};
+
+// The trainer may die between any two durable steps; the batches since its checkpoint come back and nothing is trained twice.
+TEST_P(TrainerFault, NothingIsTrainedTwice) {
+  JobProcess job("fault");
+  job.Start(kArguments, {{"TEMPER_FAULTS", std::string(GetParam())}});
+  ASSERT_EQ(job.Wait(180), 0);
+  ExpectGoodEnd(job);
+  EXPECT_EQ(*JsonRef(job.Summary()).IntOr("restarts", 0), 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Points, TrainerFault,
+                         testing::Values("trainer.before_update=exit@3", "trainer.before_checkpoint=exit@2", "trainer.before_commit=exit@2",
+                                         "pool.before_write=exit@40", "pool.after_write=exit@60"),
+                         [](const auto& given) {
+                           std::string name(given.param);
+                           for (char& c : name) {
+                             if (!isalnum(static_cast<unsigned char>(c))) c = '_';
+                           }
+                           return name;
+                         });
+
+class Disagreement : public testing::TestWithParam<const char*> {};
+
+// One changed weight in the worker, or one changed logprob in the store, must stop the job: training would be silently wrong.
+TEST_P(Disagreement, StopsTheJob) {
+  JobProcess job("disagree");
+  job.Start(kArguments, {{"TEMPER_FAULTS", std::string(GetParam())}});
+  EXPECT_EQ(job.Wait(180), 1);
+  const std::string reason = *JsonRef(job.Summary()).StringOr("reason", "");
+  EXPECT_EQ(reason.rfind("trainer: ", 0), 0u) << reason;
+  EXPECT_EQ(job.Remains(), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Points, Disagreement, testing::Values("weightsync.flip_verified=fail@3", "agents.change_logprob=fail@3"),
+                         [](const auto& given) { return std::string(given.index == 0 ? "weight" : "logprob"); });
+
+}  // namespace
+}  // namespace temper::e2e

@@ -1,0 +1,120 @@
+// The whole job, once, and everything that must be refused before it starts.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <netinet/in.h>
+
+#include "common/file.h"
+#include "common/strings.h"
+#include "tests/e2e/job_process.h"
+
+namespace temper::e2e {
+namespace {
+
+// Any part that does not fit the others shows here: numbers that do not agree, a ledger out of balance, something left behind.
+TEST(Run, TheWholeLoop) {
+  JobProcess job("whole");
+  job.Start();
+  ASSERT_EQ(job.Wait(200), 0);
+  const json::value summary = job.Summary();
+  const JsonRef s(summary);
+  for (const char* key : {"steps", "wall_s", "eval_start", "eval_end", "tokens_sampled", "tokens_trained", "tree_tokens", "logical_tokens",
+                          "on_policy_tokens", "on_policy_versions", "importance_ratio_max_dev_on_policy", "staleness_max", "staleness_bound",
+                          "outcomes", "ledger_balanced", "weight_updates", "tokens_per_s", "numerics", "cpu_paths"}) {
+    EXPECT_TRUE(s.Has(key)) << key;
+    EXPECT_FALSE(s.Field(key)->is_null()) << key;
+  }
+  EXPECT_EQ(*s.IntOr("steps", 0), 5);
+  EXPECT_EQ(*s.IntOr("weight_updates", 0), 5);
+  EXPECT_EQ(*s.DoubleOr("importance_ratio_max_dev_on_policy", 1), 0);
+  EXPECT_GT(*s.IntOr("on_policy_tokens", 0), 0);
+  EXPECT_LE(*s.IntOr("staleness_max", 99), *s.IntOr("staleness_bound", 0));
+  EXPECT_TRUE(*s.BoolOr("ledger_balanced", false));
+  EXPECT_TRUE(*s.BoolOr("ledger_replayed", false));
+  EXPECT_EQ(*s.Field("outcomes")->IntOr("infra_failure", 1), 0);
+  EXPECT_GE(*s.IntOr("tokens_sampled", 0), *s.IntOr("tokens_trained", 0));
+  EXPECT_GE(*s.IntOr("logical_tokens", 0), *s.IntOr("tree_tokens", 0));
+  EXPECT_EQ(job.Remains(), "");
+
+  std::string output;
+  EXPECT_EQ(JobProcess::Door({"pool", "verify", job.folder()}, &output), 0) << output;
+  // Each outcome in the ledger that was judged has a tree that can be shown.
+  EXPECT_EQ(JobProcess::Door({"trajectory", "show", job.folder(), "0.0", "--json"}, &output), 0) << output;
+  EXPECT_TRUE(ParseJson(Trim(output)).ok()) << output;
+  // A folder that is done is not trained again.
+  job.Resume();
+  EXPECT_EQ(job.Wait(30), 0);
+}
+
+// A refusal must come before anything exists, with exit code 2 and one line that says where.
+TEST(Run, BadJobsAreRefusedBeforeTheStart) {
+  struct Case {
+    std::string set, expected;
+  };
+  for (const Case& c : std::vector<Case>{{"trainer.stpes=3", "did you mean 'steps'"},
+                                         {"trainer.steps=many", "expected a whole number"},
+                                         {"pool.slots=2", "pool.slots"},
+                                         {"pool.window={size: 99}", "wider than"},
+                                         {"algorithm.recipe=nonsense", "algorithm"}}) {
+    JobProcess job("bad");
+    job.Start({"--set", c.set});
+    EXPECT_EQ(job.Wait(30), 2) << c.set;
+    EXPECT_NE(job.Output().find(c.expected), std::string::npos) << job.Output();
+    EXPECT_FALSE(Exists(job.folder())) << c.set;
+  }
+}
+
+// A dry run must not make anything.
+TEST(Run, DryRunOnlyPrints) {
+  JobProcess job("dry");
+  job.Start({"--dry-run"});
+  EXPECT_EQ(job.Wait(30), 0);
+  EXPECT_NE(job.Output().find("never above 2 updates"), std::string::npos) << job.Output();
+  EXPECT_NE(job.Output().find("algorithm.advantage.baseline"), std::string::npos);
+  EXPECT_FALSE(Exists(job.folder()));
+}
+
+// A port somebody else has: exit code 1, and no folder of a job that never was.
+TEST(Run, APortInUseMakesNoFolder) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(fd, 1), 0);
+  ASSERT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  const std::string port = std::to_string(ntohs(address.sin_port));
+  JobProcess job("port");
+  job.Start({"--set", "gateway.port=" + port});
+  EXPECT_EQ(job.Wait(30), 1);
+  EXPECT_NE(job.Output().find(port), std::string::npos) << job.Output();
+  EXPECT_FALSE(Exists(job.folder()));
+  close(fd);
+}
+
+// A folder in use must not be written into.
+TEST(Run, AFolderThatIsNotEmptyIsRefused) {
+  JobProcess job("full");
+  ASSERT_TRUE(MakeDirs(job.folder()).ok());
+  ASSERT_TRUE(WriteFile(job.folder() + "/mine", "x").ok());
+  job.Start();
+  EXPECT_EQ(job.Wait(30), 2);
+  EXPECT_EQ(*ListDir(job.folder()), std::vector<std::string>{"mine"});
+}
+
+// A broken verifier must end the job with its words, and never become a reward of 0.
+TEST(Run, ABrokenVerifierEndsTheJob) {
+  JobProcess job("verifier");
+  job.Start({"--set", "verifier.command=[\"/bin/false\"]", "--set", "trainer.sft.tokens=2000"});
+  EXPECT_EQ(job.Wait(100), 1);
+  const json::value summary = job.Summary();
+  EXPECT_NE(JsonRef(summary).StringOr("reason", "")->find("verifier"), std::string::npos) << job.Output();
+  EXPECT_EQ(*JsonRef(summary).Field("outcomes")->IntOr("scored", 1), 0);
+  EXPECT_EQ(job.Remains(), "");
+}
+
+}  // namespace
+}  // namespace temper::e2e
