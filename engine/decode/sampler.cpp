@@ -32,7 +32,8 @@ inline float ExpWeight(float x) {
   return x > -87.0f ? p * scale : 0.0f;
 }
 
-void WeighTile(const float* logits, float log_sum_exp, float* weights) {
+// One clone for each vector width: elementwise and without contraction, so all of them give the same bits.
+__attribute__((target_clones("avx512f", "avx2", "default"))) void WeighTile(const float* logits, float log_sum_exp, float* weights) {
   for (int i = 0; i < kTile; ++i) weights[i] = ExpWeight(logits[i] - log_sum_exp);
 }
 
