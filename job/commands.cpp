@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -257,8 +258,11 @@ int Run(int argc, char** argv) {
     Supervisor supervisor(job, *plan, run, state, *janitor, std::move(*roles), terminal);
     end = supervisor.Run();
   }
-  Status gone = janitor->Stop();
-  if (!gone.ok()) gone = janitor->RemoveLeftovers();
+  // A janitor that died by itself cleaned up nothing.
+  pollfd lifeline{janitor->lifeline_fd(), POLLIN, 0};
+  const bool died = poll(&lifeline, 1, 0) > 0;
+  Status gone = died ? janitor->RemoveLeftovers() : janitor->Stop();
+  if (!gone.ok() && !died) gone = janitor->RemoveLeftovers();
   if (!gone.ok()) std::fprintf(stderr, "temper run: %s\n", gone.message().c_str());
   const std::string summary = MakeSummary(job, *plan, run.path(), end);
   if (Status s = WriteFileAtomic(run.File("summary.json"), summary); !s.ok()) {
