@@ -464,6 +464,7 @@ Value Interpreter::GetAttr(const Value& object, const std::string& name) {
   if (object.is_undefined()) FailUndefined(object);
   if (HasMethod(object, name)) {
     auto bound = std::make_shared<FunctionObject>();
+    bound->depth = object.depth() + 1;
     bound->call = [object, name](Interpreter& in, Arguments& args) { return in.CallMethod(object, name, args); };
     return Value(std::shared_ptr<Object>(std::move(bound)));
   }
@@ -835,7 +836,9 @@ Value Interpreter::CallMethod(const Value& object, std::string_view name, Argume
     const Value now = Value::Tuple(args.positional);
     const bool changed = !loop->has_changed_value || !Equal(loop->changed_value, now);
     loop->has_changed_value = true;
+    CheckDepth(now);
     loop->changed_value = now;
+    loop->depth = std::max(loop->depth, now.depth() + 1);
     return changed;
   }
   const std::string& s = object.as_string();

@@ -13,6 +13,7 @@ namespace temper::text::jinja {
 namespace {
 
 constexpr int kMaxDepth = 150;
+constexpr int kMaxLinks = 1000;
 
 enum class TokenKind : uint8_t { kData, kVariableBegin, kVariableEnd, kBlockBegin, kBlockEnd, kName, kString, kInteger, kFloat, kOperator, kEof };
 
@@ -384,6 +385,11 @@ class Parser {
     ++at_;
   }
 
+  // Each link of a chain (a + b + c, a.b.c, a|b|c) makes the tree one deeper; `links_` counts those of one tag.
+  void Link() {
+    if (++links_ > kMaxLinks) Fail("an expression is too long");
+  }
+
   struct Deeper {
     explicit Deeper(Parser* p) : parser(p) {
       if (++parser->depth_ > kMaxDepth) parser->Fail("nested too deeply");
@@ -419,6 +425,7 @@ class Parser {
         }
         case TokenKind::kVariableBegin: {
           ++at_;
+          links_ = 0;
           Stmt s;
           s.kind = StmtKind::kOutput;
           s.line = line;
@@ -431,6 +438,7 @@ class Parser {
         case TokenKind::kBlockBegin:
           if (Next().kind != TokenKind::kName) Fail("a tag needs a name");
           ++at_;
+          links_ = 0;
           if (ends.count(Now().text)) return out;
           Statement(&out);
           break;
@@ -669,6 +677,7 @@ class Parser {
     ExprPtr left = Or();
     while (IsName("if")) {
       ExprPtr e = Make(ExprKind::kIf);
+      Link();
       ++at_;
       e->args.push_back(Or());
       e->args.push_back(std::move(left));
@@ -687,6 +696,7 @@ class Parser {
     ExprPtr left = And();
     while (IsName("or")) {
       ExprPtr e = Make(ExprKind::kOr);
+      Link();
       ++at_;
       e->args.push_back(std::move(left));
       e->args.push_back(And());
@@ -699,6 +709,7 @@ class Parser {
     ExprPtr left = Not();
     while (IsName("and")) {
       ExprPtr e = Make(ExprKind::kAnd);
+      Link();
       ++at_;
       e->args.push_back(std::move(left));
       e->args.push_back(Not());
@@ -746,13 +757,13 @@ class Parser {
 
   ExprPtr Binary(std::initializer_list<const char*> ops, ExprPtr (Parser::*operand)()) {
     ExprPtr left = (this->*operand)();
-    for (int chain = 0;; ++chain) {
+    for (;;) {
       const char* found = nullptr;
       for (const char* op : ops) {
         if (IsOp(op)) found = op;
       }
       if (!found) return left;
-      if (chain > 1000) Fail("an expression is too long");
+      Link();
       ExprPtr e = Make(ExprKind::kBinary);
       ++at_;
       e->name = found;
@@ -896,8 +907,8 @@ class Parser {
   }
 
   ExprPtr Postfix(ExprPtr e) {
-    for (int chain = 0;; ++chain) {
-      if (chain > 500) Fail("an expression is too long");
+    for (;;) {
+      Link();
       if (IsOp(".") || IsOp("[")) {
         e = Subscript(std::move(e));
       } else if (IsOp("(")) {
@@ -909,8 +920,8 @@ class Parser {
   }
 
   ExprPtr FilterExpression(ExprPtr e) {
-    for (int chain = 0;; ++chain) {
-      if (chain > 500) Fail("an expression is too long");
+    for (;;) {
+      Link();
       if (IsOp("|")) {
         e = Filters(std::move(e), false);
       } else if (IsName("is")) {
@@ -1002,8 +1013,8 @@ class Parser {
 
   // `|name(…)|name…`; at the start of a filter block the first '|' is absent.
   ExprPtr Filters(ExprPtr operand, bool first_without_bar) {
-    for (int chain = 0; first_without_bar || IsOp("|"); ++chain) {
-      if (chain > 500) Fail("an expression is too long");
+    while (first_without_bar || IsOp("|")) {
+      Link();
       if (!first_without_bar) ++at_;
       first_without_bar = false;
       ExprPtr e = Make(ExprKind::kFilter);
@@ -1047,6 +1058,7 @@ class Parser {
   size_t at_ = 0;
   int depth_ = 0;
   int loops_ = 0;
+  int links_ = 0;
   std::set<std::string> names_;  // names read so far within the innermost macro
 };
 

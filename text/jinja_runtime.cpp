@@ -104,6 +104,7 @@ void Interpreter::DefineGlobals() {
   globals_.emplace_back("cycler", Function([](Interpreter& in, Arguments& args) -> Value {
     auto cycler = std::make_shared<CyclerObject>();
     cycler->items = std::move(args.positional);
+    cycler->depth = Value(cycler->items).depth();
     if (cycler->items.empty() || !args.named.empty()) in.Fail("cycler needs positional arguments");
     return Value(std::shared_ptr<Object>(std::move(cycler)));
   }));
@@ -135,6 +136,7 @@ Interpreter::Flow Interpreter::Exec(const Body& body, const ScopePtr& scope, std
 }
 
 Interpreter::Flow Interpreter::Exec(const Stmt& s, const ScopePtr& scope, std::string* out) {
+  const Deeper deeper(this);
   Charge(1);
   line_ = s.line;
   switch (s.kind) {
@@ -159,6 +161,7 @@ Interpreter::Flow Interpreter::Exec(const Stmt& s, const ScopePtr& scope, std::s
       auto macro = std::make_shared<MacroObject>();
       macro->stmt = &s;
       macro->closure = scope;
+      Charge(20);  // the scope now lives to the end
       macro_scopes_.push_back(scope);
       scope->Set(s.text, Value(std::shared_ptr<Object>(std::move(macro))));
       break;
@@ -167,6 +170,8 @@ Interpreter::Flow Interpreter::Exec(const Stmt& s, const ScopePtr& scope, std::s
       auto caller = std::make_shared<MacroObject>();
       caller->stmt = &s;
       caller->closure = scope;
+      Charge(20);
+      macro_scopes_.push_back(scope);
       const Expr& call = *s.expr;
       const Value callee = Eval(*call.args[0], scope);
       Arguments args = EvalArguments(call, 1, scope);
@@ -220,10 +225,12 @@ void Interpreter::For(const Stmt& s, const Value& iterable, const ScopePtr& scop
     if (Exec(s.body, inner, out) == Flow::kBreak) break;
   }
   loop->items = nullptr;  // a template that kept the loop object finds it ended
+  loop->outer = nullptr;
   if (items.empty()) Exec(s.otherwise, std::make_shared<Scope>(scope), out);
 }
 
 void Interpreter::Assign(const Target& target, const Value& value, const ScopePtr& scope) {
+  CheckDepth(value);
   if (target.is_tuple) {
     const List items = Iterate(value);
     if (items.size() != target.items.size()) {
@@ -262,6 +269,7 @@ Value Interpreter::CallMacro(const MacroObject& macro, Arguments& args) {
   auto scope = std::make_shared<Scope>(macro.closure);
   std::vector<bool> given(s.parameters.size());
   for (size_t i = 0; i < s.parameters.size() && i < args.positional.size(); ++i) {
+    CheckDepth(args.positional[i]);
     scope->Set(s.parameters[i].name, args.positional[i]);
     given[i] = true;
   }
@@ -274,6 +282,7 @@ Value Interpreter::CallMacro(const MacroObject& macro, Arguments& args) {
     for (size_t i = 0; i < s.parameters.size(); ++i) {
       if (s.parameters[i].name != key) continue;
       if (given[i]) Fail("macro '" + name + "' got two values for '" + key + "'");
+      CheckDepth(value);
       scope->Set(key, value);
       given[i] = known = true;
     }
@@ -364,6 +373,7 @@ Value Interpreter::CallValue(const Value& callee, Arguments& args) {
     }
     if (auto* loop = dynamic_cast<LoopObject*>(object.get())) {
       if (!loop->stmt->recursive) Fail("the loop is not recursive: it cannot be called");
+      if (!loop->outer) Fail("the loop has ended: it cannot be called");
       ArgumentReader reader(*this, args, "loop");
       const Value& iterable = reader.Required("iterable");
       reader.Done();
@@ -404,6 +414,7 @@ bool Interpreter::CompareOp(const std::string& op, const Value& a, const Value& 
 }
 
 Value Interpreter::Eval(const Expr& e, const ScopePtr& scope) {
+  const Deeper deeper(this);
   Charge(1);
   line_ = e.line;
   switch (e.kind) {

@@ -2,6 +2,7 @@
 // methods) and jinja_filters.cpp (filters and tests).
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,6 +18,8 @@ namespace temper::text::jinja {
 constexpr size_t kMaxText = size_t{64} << 20;  // bytes of any one string
 constexpr int64_t kMaxSteps = 20'000'000;
 constexpr int kMaxCalls = 150;                 // macros within macros
+constexpr int kMaxEvalDepth = 2000;            // expressions and statements within each other, over all macros
+constexpr int kMaxValueDepth = 1000;           // of what is kept in a variable
 
 struct Arguments {
   List positional;
@@ -66,7 +69,10 @@ struct MacroObject final : Object {
 
 // What Python gives as a generator: true even when empty, without length, read once.
 struct GeneratorObject final : Object {
-  explicit GeneratorObject(List l) : items(std::move(l)) {}
+  explicit GeneratorObject(List l) : items(std::move(l)) {
+    for (const Value& v : items) depth = std::max(depth, v.depth());
+    ++depth;
+  }
   List items;
   bool read = false;
 };
@@ -77,7 +83,7 @@ struct LoopObject final : Object {
   size_t length = 0;
   int depth0 = 0;
   const Stmt* stmt = nullptr;
-  std::shared_ptr<Scope> outer;
+  std::shared_ptr<Scope> outer;  // null when the loop has ended, as `items`
   bool has_changed_value = false;
   Value changed_value;
 };
@@ -108,6 +114,10 @@ class Interpreter {
     Charge(bytes / 64);
   }
   [[noreturn]] void Fail(const std::string& what) const { throw TemplateError{what, line_}; }
+  // Refuses a value nested so deeply that it could not be taken apart.
+  void CheckDepth(const Value& v) const {
+    if (v.depth() > kMaxValueDepth) Fail("a value nested too deeply");
+  }
   [[noreturn]] void FailUndefined(const Value& v) const;
 
   // Python's operators.
@@ -137,6 +147,14 @@ class Interpreter {
 
  private:
   enum class Flow { kNext, kBreak, kContinue };
+  // Counts how deep the interpreter has recursed; its stack is what is bounded.
+  struct Deeper {
+    explicit Deeper(Interpreter* i) : interpreter(i) {
+      if (++interpreter->eval_depth_ > kMaxEvalDepth) interpreter->Fail("the template recurses too deeply");
+    }
+    ~Deeper() { --interpreter->eval_depth_; }
+    Interpreter* interpreter;
+  };
   using ScopePtr = std::shared_ptr<Scope>;
 
   Flow Exec(const Body& body, const ScopePtr& scope, std::string* out);
@@ -161,6 +179,7 @@ class Interpreter {
   std::vector<std::pair<std::string, Value>> globals_;
   int64_t steps_ = 0;
   int calls_ = 0;
+  int eval_depth_ = 0;
   int line_ = 0;
   // Scopes with macros and namespaces can hold themselves; they are emptied at the end.
   std::vector<ScopePtr> macro_scopes_;

@@ -1,5 +1,6 @@
 #include "text/value.h"
 
+#include <algorithm>
 #include <cmath>
 #include <unordered_map>
 
@@ -7,12 +8,26 @@
 
 namespace temper::text {
 
-Value::Value(List v) : data_(std::make_shared<const ListData>(ListData{std::move(v)})) {}
+namespace {
+
+int DepthOf(const List& items) {
+  int deepest = 0;
+  for (const Value& v : items) deepest = std::max(deepest, v.depth());
+  return deepest + 1;
+}
+
+}  // namespace
+
+Value::Value(List v) {
+  const int d = DepthOf(v);
+  data_ = std::make_shared<const ListData>(ListData{std::move(v), d});
+}
 Value::Value(Dict v) : data_(std::make_shared<const Dict>(std::move(v))) {}
 
 Value Value::Tuple(List v) {
   Value out;
-  out.data_ = std::make_shared<const TupleData>(TupleData{std::move(v)});
+  const int d = DepthOf(v);
+  out.data_ = std::make_shared<const TupleData>(TupleData{std::move(v), d});
   return out;
 }
 
@@ -32,6 +47,16 @@ Value::Kind Value::kind() const {
   static constexpr Kind kKinds[] = {Kind::kUndefined, Kind::kNone,   Kind::kBool,  Kind::kInt,  Kind::kFloat, Kind::kString,
                                     Kind::kBigInt,    Kind::kList,   Kind::kTuple, Kind::kDict, Kind::kObject};
   return kKinds[data_.index()];
+}
+
+int Value::depth() const {
+  switch (kind()) {
+    case Kind::kList: return std::get<std::shared_ptr<const ListData>>(data_)->depth;
+    case Kind::kTuple: return std::get<std::shared_ptr<const TupleData>>(data_)->depth;
+    case Kind::kDict: return as_dict().depth();
+    case Kind::kObject: return as_object()->depth;
+    default: return 0;
+  }
 }
 
 bool Value::as_bool() const {
@@ -123,13 +148,14 @@ Dict::~Dict() = default;
 Dict::Dict(Dict&&) noexcept = default;
 Dict& Dict::operator=(Dict&&) noexcept = default;
 Dict::Dict(const Dict& other)
-    : items_(other.items_), index_(other.index_ ? std::make_unique<Index>(*other.index_) : nullptr) {}
+    : items_(other.items_), index_(other.index_ ? std::make_unique<Index>(*other.index_) : nullptr), depth_(other.depth_) {}
 Dict& Dict::operator=(const Dict& other) {
   Dict copy(other);
   return *this = std::move(copy);
 }
 
 void Dict::Set(const Value& key, Value value) {
+  depth_ = std::max({depth_, key.depth() + 1, value.depth() + 1});
   if (const Value* found = Find(key)) {
     const_cast<Value&>(*found) = std::move(value);  // ours: this method is not const
     return;

@@ -25,6 +25,7 @@ using List = std::vector<Value>;
 class Object {
  public:
   virtual ~Object() = default;
+  int depth = 0;  // of the values it holds; see Value::depth
 };
 
 class Value {
@@ -69,6 +70,10 @@ class Value {
   const std::shared_ptr<Object>& as_object() const;
   const std::string& undefined_what() const;
 
+  // How many lists, dicts and objects lie within each other here: 0 for a number or a string. Taking a value apart recurses as
+  // deep, so whoever builds values in a loop bounds it.
+  int depth() const;
+
   // The member `key` of a dict; nullptr when this is no dict or has no such key.
   const Value* Find(std::string_view key) const;
   // The member as a string, or `fallback` when absent or not a string.
@@ -77,8 +82,8 @@ class Value {
  private:
   struct UndefinedData { std::string what; };
   struct BigIntData { std::string digits; };
-  struct ListData { List items; };
-  struct TupleData { List items; };
+  struct ListData { List items; int depth; };
+  struct TupleData { List items; int depth; };
   std::variant<std::shared_ptr<const UndefinedData>, std::nullptr_t, bool, int64_t, double, std::shared_ptr<const std::string>,
                std::shared_ptr<const BigIntData>, std::shared_ptr<const ListData>, std::shared_ptr<const TupleData>,
                std::shared_ptr<const Dict>, std::shared_ptr<Object>>
@@ -102,11 +107,13 @@ class Dict {
   const Value* Find(const Value& key) const;
   size_t size() const { return items_.size(); }
   const std::vector<std::pair<Value, Value>>& items() const { return items_; }
+  int depth() const { return depth_; }  // as Value::depth
 
  private:
   struct Index;
   std::vector<std::pair<Value, Value>> items_;
   std::unique_ptr<Index> index_;
+  int depth_ = 1;
 };
 
 // {{"key", value}, …}

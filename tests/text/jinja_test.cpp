@@ -65,6 +65,24 @@ TEST(Jinja, HostileTemplatesEnd) {
   std::string deep;
   for (int i = 0; i < 100000; ++i) deep += "(";
   EXPECT_FALSE(ChatTemplate::Parse("{{ " + deep).ok());
+  std::string ors = "x", filters = "x", plus = "m()";
+  for (int i = 0; i < 50000; ++i) ors += " or x", filters += "|list", plus += "+1";
+  EXPECT_FALSE(ChatTemplate::Parse("{{ " + ors + " }}").ok());
+  EXPECT_FALSE(ChatTemplate::Parse("{{ " + filters + " }}").ok());
+  EXPECT_FALSE(ChatTemplate::Parse("{{ " + plus + " }}").ok());
+  EXPECT_FALSE(RenderWith("{% macro m() %}{{ " + plus.substr(0, 1500) + " }}{% endmacro %}{{ m() }}", none).ok());
+  // What holds itself or a long chain must be taken apart without recursion.
+  for (const char* chain : {"{% set ns = namespace(l=1) %}{% for i in range(99999) %}{% set p = ns.l %}{% for j in [1] %}{% set ns.l = loop %}{% endfor %}{% endfor %}",
+                            "{% set ns = namespace(l=1) %}{% for i in range(99999) %}{% set ns.l = namespace(p=ns.l) %}{% endfor %}",
+                            "{% set ns = namespace(l=1) %}{% for i in range(99999) %}{% set p = ns.l %}{% macro m() %}{% endmacro %}{% set ns.l = m %}{% endfor %}"}) {
+    EXPECT_TRUE(RenderWith(chain, none).ok()) << RenderWith(chain, none).status().ToString();
+  }
+  for (const char* chain : {"{% set ns = namespace(l=1) %}{% for i in range(99999) %}{% set ns.l = cycler(ns.l) %}{% endfor %}",
+                            "{% set ns = namespace(l=1) %}{% for i in range(99999) %}{% set ns.l = [ns.l].index %}{% endfor %}",
+                            "{% set ns = namespace(l=1) %}{% for i in range(99999) %}{% set ns.l = [ns.l]|reverse %}{% endfor %}",
+                            "{% set ns = namespace(l=1) %}{% for i in range(99999) %}{% set ns.l = {'a': ns.l} %}{% endfor %}"}) {
+    EXPECT_FALSE(RenderWith(chain, none).ok()) << chain;
+  }
   std::string nots, ifs;
   for (int i = 0; i < 100000; ++i) nots += "not ", ifs += "{% if x %}";
   EXPECT_FALSE(ChatTemplate::Parse("{{ " + nots + "x }}").ok());
