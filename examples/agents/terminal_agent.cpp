@@ -59,26 +59,6 @@ long Post(CURL* curl, const std::string& url, const std::string& key, const std:
   return status;
 }
 
-// A command may print any bytes, JSON takes UTF-8 only: what is not a well-formed sequence becomes '?'.
-std::string ToUtf8(std::string text) {
-  for (size_t i = 0; i < text.size();) {
-    const unsigned char c = static_cast<unsigned char>(text[i]);
-    size_t more = c < 0x80 ? 0 : c >= 0xc2 && c <= 0xdf ? 1 : (c & 0xf0) == 0xe0 ? 2 : c >= 0xf0 && c <= 0xf4 ? 3 : 9;
-    bool good = i + more < text.size();
-    for (size_t k = 1; good && k <= more; ++k) good = (static_cast<unsigned char>(text[i + k]) & 0xc0) == 0x80;
-    if (good && more >= 2) {
-      const unsigned char d = static_cast<unsigned char>(text[i + 1]);
-      good = !((c == 0xe0 && d < 0xa0) || (c == 0xed && d > 0x9f) || (c == 0xf0 && d < 0x90) || (c == 0xf4 && d > 0x8f));
-    }
-    if (!good) {
-      text[i] = '?';
-      more = 0;
-    }
-    i += more + 1;
-  }
-  return text;
-}
-
 // Runs `command` in a shell; standard output and error together, without the last newline.
 std::string RunShell(const std::string& command) {
   int pipe_fds[2];
@@ -108,7 +88,7 @@ std::string RunShell(const std::string& command) {
   if (pid > 0) waitpid(pid, nullptr, 0);
   if (output.size() > kOutputBytesMax) output.resize(kOutputBytesMax);
   while (!output.empty() && output.back() == '\n') output.pop_back();
-  return ToUtf8(std::move(output));
+  return output;
 }
 
 // JSON is UTF-8; a command may print anything. Bytes that are no UTF-8 become '?'.
