@@ -3,7 +3,7 @@
 
 Use it in a job with
     scaffold: {name: terminal-agent-py, kind: command, command: ["python3", "/opt/agents/terminal_agent.py"]}
-    sandbox:  {mounts: [{from: "examples/agents", to: "/opt/agents"}]}
+    sandbox:  {mounts: [{source: "examples/agents", target: "/opt/agents"}]}
 """
 import json
 import os
