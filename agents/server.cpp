@@ -27,6 +27,7 @@ namespace {
 constexpr int kEvaluationAttemptsMax = 3;
 constexpr int kEvaluationAbortsMax = 20;
 constexpr int kProbeRollouts = 8;
+constexpr size_t kProbeVersions = 4;
 constexpr uint32_t kTakeWaitMs = 500;
 constexpr double kUnjudgedShareMax = 0.1;
 
@@ -36,6 +37,17 @@ int64_t SampledTokens(const v1::Trajectory& trajectory) {
     if (run.provenance() == v1::SAMPLED) n += run.ids_size();
   }
   return n;
+}
+
+// The step at which every token of a trajectory was sampled, or -1: several versions, mixed, or nothing sampled.
+int64_t OnlyVersion(const v1::Trajectory& trajectory) {
+  int64_t version = -1;
+  for (const v1::TokenRun& run : trajectory.runs()) {
+    if (run.provenance() != v1::SAMPLED) continue;
+    if (run.mixed() || (version >= 0 && run.version().step() != version)) return -1;
+    version = run.version().step();
+  }
+  return version;
 }
 
 std::string SessionOf(const datapool::AttemptId& id) {
@@ -150,6 +162,9 @@ struct Server::Impl {
   bool fatal_told = false;
   std::vector<std::thread> players;
   std::thread asker;
+
+  std::mutex probe_mutex;
+  std::map<int64_t, std::string> probes;  // the last rollout sampled wholly at a version; the newest kProbeVersions of them
 
   std::mutex evaluate_mutex;  // one evaluation at a time
   std::optional<EvaluationReport> last_report;
@@ -274,6 +289,7 @@ struct Server::Impl {
     finished.reason = result.reason;
     finished.reward = result.reward;
     if (result.trajectory) {
+      KeepProbe(*result.trajectory);
       // A stored logprob that is not what the worker drew with must stop the job: the trainer's own forward pass tells.
       if (!Faults::Get().Hit("agents.change_logprob").ok()) ChangeOneLogprob(*result.trajectory);
       result.trajectory->SerializeToString(&finished.trajectory);
@@ -288,6 +304,14 @@ struct Server::Impl {
       }
       clock.SleepS(0.2);
     }
+  }
+
+  void KeepProbe(const v1::Trajectory& trajectory) {
+    const int64_t version = OnlyVersion(trajectory);
+    if (version < 0) return;
+    std::lock_guard lock(probe_mutex);
+    probes[version] = trajectory.SerializeAsString();
+    while (probes.size() > kProbeVersions) probes.erase(probes.begin());
   }
 
   bool Stopping() {
@@ -427,6 +451,12 @@ bool Server::pool_closed() const {
 }
 
 Result<EvaluationReport> Server::Evaluate(int64_t evaluation, int64_t version) { return impl_->Evaluate(evaluation, version); }
+
+Result<std::vector<std::string>> Server::Probe(int64_t version) {
+  std::lock_guard lock(impl_->probe_mutex);
+  auto it = impl_->probes.find(version);
+  return it == impl_->probes.end() ? std::vector<std::string>() : std::vector<std::string>{it->second};
+}
 
 Metrics& Server::metrics() { return impl_->metrics; }
 

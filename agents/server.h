@@ -56,6 +56,7 @@ class Server : public Agents {
   bool pool_closed() const;
 
   Result<EvaluationReport> Evaluate(int64_t evaluation, int64_t version) override;
+  Result<std::vector<std::string>> Probe(int64_t version) override;
   Metrics& metrics();
 
  private:

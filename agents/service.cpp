@@ -61,6 +61,17 @@ class RemoteAgents : public Agents {
     return FromProto(reply);
   }
 
+  Result<std::vector<std::string>> Probe(int64_t version) override {
+    v1::ProbeRequest request;
+    request.set_version(version);
+    v1::ProbeReply reply;
+    CallOptions options;
+    options.retry_s = 0;  // a check that can be missed
+    Status status = RpcCall(*channel_, *stub_, &v1::Agents::Stub::Probe, request, &reply, options);
+    if (!status.ok()) return status.WithContext("agents");
+    return std::vector<std::string>(reply.trajectories().begin(), reply.trajectories().end());
+  }
+
  private:
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::Agents::Stub> stub_;
@@ -75,6 +86,12 @@ struct AgentsService::Impl : v1::Agents::Service {
     Result<EvaluationReport> report = agents->Evaluate(request->evaluation(), request->version());
     if (!report.ok()) return ToGrpc(report.status());
     ToProto(*report, reply);
+    return grpc::Status::OK;
+  }
+  grpc::Status Probe(grpc::ServerContext*, const v1::ProbeRequest* request, v1::ProbeReply* reply) override {
+    Result<std::vector<std::string>> trajectories = agents->Probe(request->version());
+    if (!trajectories.ok()) return ToGrpc(trajectories.status());
+    for (std::string& trajectory : *trajectories) reply->add_trajectories(std::move(trajectory));
     return grpc::Status::OK;
   }
   Agents* const agents;

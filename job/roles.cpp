@@ -278,6 +278,13 @@ Result<int> ServeTrainer(RoleContext& context) {
     result.probe = std::move(report.probe);
     return result;
   };
+  options.probe = [&](int64_t version) -> Result<std::vector<std::string>> {
+    Result<std::vector<std::string>> rollouts = agents->Probe(version);
+    if (rollouts.ok()) return rollouts;
+    // The role is being restarted; a missed check is counted by its absence, not taken for a failure of the job.
+    log::Warn("no rollout to check the weights on", {{"version", version}, {"error", rollouts.status().ToString()}});
+    return std::vector<std::string>();
+  };
 
   ASSIGN_OR_RETURN(const int control, context.TakeFd("control"));
   ASSIGN_OR_RETURN(const std::unique_ptr<trainer::Server> server,

@@ -1,0 +1,77 @@
+// What configs/quickstart.yaml promises, and its two controls. Needs an otherwise idle two-core machine for the wall clock.
+#include "tests/e2e/job_process.h"
+
+namespace temper::e2e {
+namespace {
+
+struct Finished {
+  json::object summary;
+  json::object first, last;  // evaluations
+};
+
+Finished Run(const std::string& config, int seed) {
+  TempFolder folder;
+  const std::string run = folder / "run";
+  Command job({"run", Config(config), "--out", run, "--set", "seed=" + std::to_string(seed)}, folder / "log");
+  EXPECT_EQ(job.Wait(1700), 0) << job.Output();
+  Finished out;
+  out.summary = ReadObject(run + "/summary.json");
+  const std::vector<json::object> evaluations = ReadLines(run + "/eval.jsonl");
+  EXPECT_GE(evaluations.size(), 2u);
+  if (evaluations.size() >= 2) {
+    out.first = evaluations.front();
+    out.last = evaluations.back();
+  }
+  std::printf("[ %s seed %d ] %.3f -> %.3f in %.0f s\n  start %s\n  end   %s\n", config.c_str(), seed, Number(out.summary, "eval_start"),
+              Number(out.summary, "eval_end"), Number(out.summary, "wall_s"), PrintJson(out.first["families"]).c_str(),
+              PrintJson(out.last["families"]).c_str());
+  Command verify({"pool", "verify", run}, folder / "verify");
+  EXPECT_EQ(verify.Wait(120), 0) << verify.Output();
+  EXPECT_EQ(Number(out.summary, "importance_ratio_max_dev_on_policy"), 0);
+  EXPECT_GE(out.summary.at("on_policy_versions").as_array().size(), 3u);
+  EXPECT_EQ(Number(out.first, "tasks"), 256);
+  EXPECT_EQ(Number(out.last, "tasks"), 256);
+  EXPECT_EQ(Remains(run, folder), "");
+  return out;
+}
+
+bool NeedsLooking(const std::string& family) { return family != "write" && family != "make" && family != "copy"; }
+
+void ExpectPromise(int seed) {
+  Finished run = Run("quickstart.yaml", seed);
+  EXPECT_LE(Number(run.summary, "eval_start"), 0.5);
+  EXPECT_GE(Number(run.summary, "eval_end"), 0.9);
+  EXPECT_LE(Number(run.summary, "wall_s"), 600);
+  double attempts = 0;
+  for (const auto& [name, count] : run.summary.at("outcomes").as_object()) attempts += count.to_number<double>();
+  EXPECT_LE(attempts, 8000);
+  double looking = 0;
+  for (const auto& [family, score] : run.first.at("families").as_object()) {
+    if (!NeedsLooking(family)) continue;
+    looking += score.at("tasks").to_number<double>();
+    EXPECT_LE(score.at("pass_rate").to_number<double>(), 0.6) << family << " at the start";
+  }
+  EXPECT_GE(looking, 0.6 * 256);
+  for (const auto& [family, score] : run.last.at("families").as_object()) {
+    EXPECT_GE(score.at("pass_rate").to_number<double>(), 0.75) << family << " at the end";
+  }
+}
+
+TEST(Quickstart, LearnsToLookSeed7) { ExpectPromise(7); }
+TEST(Quickstart, LearnsToLookSeed1) { ExpectPromise(1); }
+TEST(Quickstart, LearnsToLookSeed2) { ExpectPromise(2); }
+
+// What could go wrong: the policy learns the habits of the tasks, and looking is for show.
+TEST(QuickstartControl, BlindLearnsLittle) {
+  Finished run = Run("quickstart-blind.yaml", 7);
+  EXPECT_LE(Number(run.summary, "eval_end"), Number(run.summary, "eval_start") + 0.15);
+}
+
+// What could go wrong: something other than the reward makes the pass rate rise.
+TEST(QuickstartControl, ShuffledLearnsNothing) {
+  Finished run = Run("quickstart-shuffled.yaml", 7);
+  EXPECT_LE(Number(run.summary, "eval_end"), Number(run.summary, "eval_start") + 0.1);
+}
+
+}  // namespace
+}  // namespace temper::e2e
