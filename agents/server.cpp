@@ -215,7 +215,7 @@ struct Server::Impl {
       streak_cause = result.outcome == "infra_failure" ? result.reason : "";
       if (result.outcome == "infra_failure" && ++streak >= 3 * options.group_size && !fatal_told) {
         fatal_told = true;
-        last_words = "agents: " + std::to_string(streak) + " infrastructure failures in a row, cause '" + result.reason +
+        last_words = std::to_string(streak) + " infrastructure failures in a row, cause '" + result.reason +
                      "'; last words: " + result.detail;
       }
     }

@@ -30,7 +30,9 @@ Result<Fd> ListenTcp(const std::string& host, int port);
 Result<int> BoundPort(int listening_fd);
 
 struct RpcServerOptions {
-  int max_threads = 16;  // calls served at once, long-polls included
+  // Calls served at once, long-polls included; threads exist only while they serve. One call too many is refused with
+  // kResourceExhausted, so this must exceed what all clients together have open.
+  int max_threads = 256;
 };
 
 // Serves gRPC services on a listening unix socket. Services are registered before Start and outlive the server.

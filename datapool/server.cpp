@@ -46,7 +46,7 @@ struct Server::Parts {
     ASSIGN_OR_RETURN(pool, LocalDataPool::Open(std::move(local), std::move(store), metrics, env));
     if (options.listen_fd < 0) return Status::Ok();
     service = MakePoolRpcService(*pool);
-    rpc = std::make_unique<RpcServer>(Fd(options.listen_fd), RpcServerOptions{32});
+    rpc = std::make_unique<RpcServer>(Fd(options.listen_fd));
     rpc->Register(service.get());
     rpc->RegisterRole("pool", &metrics, [this](const std::string& reason) {
       if (options.on_stop) options.on_stop(reason);

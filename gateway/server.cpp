@@ -76,7 +76,7 @@ Status Server::Start() {
   p.http->Start();
   if (control.valid()) {
     p.service = NewGatewayService(*p.gateway);
-    p.rpc = std::make_unique<RpcServer>(std::move(control), RpcServerOptions{.max_threads = 32});
+    p.rpc = std::make_unique<RpcServer>(std::move(control));
     p.rpc->Register(p.service.get());
     p.rpc->RegisterRole("gateway", &p.metrics, o.on_stop ? o.on_stop : [](const std::string&) {});
     RETURN_IF_ERROR(p.rpc->Start());
