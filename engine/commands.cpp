@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -15,6 +14,7 @@
 
 #include <fmt/format.h>
 
+#include "common/clock.h"
 #include "common/file.h"
 #include "common/json.h"
 #include "common/strings.h"
@@ -471,7 +471,7 @@ int RunGrad(int argc, char** argv) {
   auto batches = MakeBatches(*items, o, model->config);
   if (!batches.ok()) return Fail(argv[0], batches.status().WithContext(o.in), 2);
 
-  const auto begin = std::chrono::steady_clock::now();
+  const double begin_s = SystemClock::Get().NowS();
   std::vector<std::vector<double>> logprobs;  // per batch and node
   Gradients grads;
   std::vector<double> grads64;
@@ -504,7 +504,7 @@ int RunGrad(int argc, char** argv) {
       bytes = std::max(bytes, pass.bytes());
     }
   }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double seconds = SystemClock::Get().NowS() - begin_s;
 
   std::vector<TensorToWrite> tensors;
   for (const TensorSpec& spec : TensorSpecs(model->config)) {

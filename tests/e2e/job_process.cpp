@@ -60,8 +60,9 @@ void JobProcess::Spawn(const std::vector<std::string>& arguments, const std::map
   pid_ = SpawnTemper(arguments, env, base_ + "/output");
 }
 
-void JobProcess::Start(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& env) {
-  std::vector<std::string> all{"run", std::string(TEMPER_SOURCE_DIR) + "/configs/smoke.yaml", "--out", folder_};
+void JobProcess::Start(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& env,
+                       const std::string& config) {
+  std::vector<std::string> all{"run", std::string(TEMPER_SOURCE_DIR) + "/configs/" + config, "--out", folder_};
   all.insert(all.end(), arguments.begin(), arguments.end());
   Spawn(all, env);
 }

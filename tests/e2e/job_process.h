@@ -17,8 +17,9 @@ class JobProcess {
   explicit JobProcess(const std::string& name);
   ~JobProcess();
 
-  // temper run configs/smoke.yaml --out FOLDER ARGUMENTS…; `resume` continues the folder instead.
-  void Start(const std::vector<std::string>& arguments = {}, const std::map<std::string, std::string>& env = {});
+  // temper run configs/CONFIG --out FOLDER ARGUMENTS…; `Resume` continues the folder instead.
+  void Start(const std::vector<std::string>& arguments = {}, const std::map<std::string, std::string>& env = {},
+             const std::string& config = "smoke.yaml");
   void Resume();
   // The exit code (128 + signal when killed); kills it and fails the test after `limit_s`.
   int Wait(double limit_s);

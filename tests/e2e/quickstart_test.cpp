@@ -1,44 +1,46 @@
 // What configs/quickstart.yaml promises, and its two controls. Needs an otherwise idle two-core machine for the wall clock.
+#include <gtest/gtest.h>
+
+#include "common/strings.h"
 #include "tests/e2e/job_process.h"
 
 namespace temper::e2e {
 namespace {
 
 struct Finished {
-  json::object summary;
-  json::object first, last;  // evaluations
+  json::value summary;
+  json::value first, last;  // lines of eval.jsonl
 };
 
-Finished Run(const std::string& config, int seed) {
-  TempFolder folder;
-  const std::string run = folder / "run";
-  Command job({"run", Config(config), "--out", run, "--set", "seed=" + std::to_string(seed)}, folder / "log");
+double Number(const json::value& object, const std::string& key) { return *JsonRef(object).DoubleOr(key, -1); }
+
+Finished Play(const std::string& config, int seed) {
+  JobProcess job("quickstart");
+  job.Start({"--set", "seed=" + std::to_string(seed)}, {}, config);
   EXPECT_EQ(job.Wait(1700), 0) << job.Output();
   Finished out;
-  out.summary = ReadObject(run + "/summary.json");
-  const std::vector<json::object> evaluations = ReadLines(run + "/eval.jsonl");
-  EXPECT_GE(evaluations.size(), 2u);
-  if (evaluations.size() >= 2) {
-    out.first = evaluations.front();
-    out.last = evaluations.back();
-  }
+  out.summary = job.Summary();
+  std::vector<std::string> lines = Split(std::string(Trim(job.Read("eval.jsonl"))), '\n');
+  EXPECT_GE(lines.size(), 2u);
+  out.first = *ParseJson(lines.front());
+  out.last = *ParseJson(lines.back());
   std::printf("[ %s seed %d ] %.3f -> %.3f in %.0f s\n  start %s\n  end   %s\n", config.c_str(), seed, Number(out.summary, "eval_start"),
-              Number(out.summary, "eval_end"), Number(out.summary, "wall_s"), PrintJson(out.first["families"]).c_str(),
-              PrintJson(out.last["families"]).c_str());
-  Command verify({"pool", "verify", run}, folder / "verify");
-  EXPECT_EQ(verify.Wait(120), 0) << verify.Output();
+              Number(out.summary, "eval_end"), Number(out.summary, "wall_s"), PrintJson(out.first.at("families")).c_str(),
+              PrintJson(out.last.at("families")).c_str());
+  std::string output;
+  EXPECT_EQ(JobProcess::Door({"pool", "verify", job.folder()}, &output), 0) << output;
   EXPECT_EQ(Number(out.summary, "importance_ratio_max_dev_on_policy"), 0);
   EXPECT_GE(out.summary.at("on_policy_versions").as_array().size(), 3u);
   EXPECT_EQ(Number(out.first, "tasks"), 256);
   EXPECT_EQ(Number(out.last, "tasks"), 256);
-  EXPECT_EQ(Remains(run, folder), "");
+  EXPECT_EQ(job.Remains(), "");
   return out;
 }
 
 bool NeedsLooking(const std::string& family) { return family != "write" && family != "make" && family != "copy"; }
 
 void ExpectPromise(int seed) {
-  Finished run = Run("quickstart.yaml", seed);
+  Finished run = Play("quickstart.yaml", seed);
   EXPECT_LE(Number(run.summary, "eval_start"), 0.5);
   EXPECT_GE(Number(run.summary, "eval_end"), 0.9);
   EXPECT_LE(Number(run.summary, "wall_s"), 600);
@@ -63,13 +65,13 @@ TEST(Quickstart, LearnsToLookSeed2) { ExpectPromise(2); }
 
 // What could go wrong: the policy learns the habits of the tasks, and looking is for show.
 TEST(QuickstartControl, BlindLearnsLittle) {
-  Finished run = Run("quickstart-blind.yaml", 7);
+  Finished run = Play("quickstart-blind.yaml", 7);
   EXPECT_LE(Number(run.summary, "eval_end"), Number(run.summary, "eval_start") + 0.15);
 }
 
 // What could go wrong: something other than the reward makes the pass rate rise.
 TEST(QuickstartControl, ShuffledLearnsNothing) {
-  Finished run = Run("quickstart-shuffled.yaml", 7);
+  Finished run = Play("quickstart-shuffled.yaml", 7);
   EXPECT_LE(Number(run.summary, "eval_end"), Number(run.summary, "eval_start") + 0.1);
 }
 
