@@ -30,8 +30,8 @@ Result<Fd> ListenTcp(const std::string& host, int port);
 Result<int> BoundPort(int listening_fd);
 
 struct RpcServerOptions {
-  // Calls served at once, long-polls included; threads exist only while they serve. One call too many is refused with
-  // kResourceExhausted, so this must exceed what all clients together have open.
+  // Calls served at once, long-polls included; threads are made as they are needed. Beyond, calls are refused before they are
+  // executed, and RpcCall tries again.
   int max_threads = 256;
 };
 

@@ -40,7 +40,9 @@ Status RpcCall(grpc::Channel& channel, Stub& stub,
     context.set_deadline(std::chrono::system_clock::now() +
                          std::chrono::microseconds(static_cast<int64_t>(options.deadline_s * 1e6)));
     const grpc::Status status = (stub.*method)(&context, request, reply);
-    if (status.error_code() != grpc::StatusCode::UNAVAILABLE || clock.NowS() >= give_up_s) return FromGrpc(status);
+    // The server had no thread left: the call was not executed, so it may always be tried again.
+    const bool refused = status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED && status.error_message() == "Server Threadpool Exhausted";
+    if (!(refused || status.error_code() == grpc::StatusCode::UNAVAILABLE) || clock.NowS() >= give_up_s) return FromGrpc(status);
     clock.SleepS(0.02);
   }
 }

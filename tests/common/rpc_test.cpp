@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <thread>
+#include <vector>
 
 #include "common/rpc_call.h"
 #include "temper/v1/role.grpc.pb.h"
@@ -72,6 +73,24 @@ TEST(Rpc, GivesUpAndCancels) {
   EXPECT_EQ(FetchSnapshot(*channel, 0.3).status().code(), StatusCode::kUnavailable);
   std::atomic<bool> cancelled{true};
   EXPECT_EQ(WaitConnected(*channel, 100, &cancelled).code(), StatusCode::kCancelled);
+}
+
+// More callers than threads must be served one after the other, not be told that the server is exhausted.
+TEST(Rpc, MoreCallersThanThreads) {
+  auto listening = ListenAbstract(Name("crowd"));
+  ASSERT_TRUE(listening.ok());
+  Metrics metrics;
+  RpcServer server(std::move(*listening), {.max_threads = 4});
+  server.RegisterRole("gateway", &metrics, [](const std::string&) { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
+  ASSERT_TRUE(server.Start().ok());
+  auto channel = RpcChannel("unix-abstract:" + Name("crowd"));
+  std::atomic<int> good{0};
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 40; ++i) {
+    callers.emplace_back([&] { good += RequestStop(*channel, "x", 20).ok(); });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(good, 40);
 }
 
 // A second server on the same name or port would split the clients between two worlds.
