@@ -24,13 +24,13 @@ const Words kContents = {"red",   "blue",  "green", "black", "white", "brown", "
                          "autumn", "winter", "cold", "warm",  "dry",   "wet",   "fast",  "slow",  "loud",  "calm"};
 const Words kFolders = {"docs", "data", "text", "box"};
 const Words kEndings = {"txt", "md", "cfg", "log"};
-const Words kSeparators = {"=", ":", ",", "-"};
+const Words kKeys = {"color", "shade", "style", "theme"};
 const Words kLevels = {"low", "mid", "high", "top"};
 
 // The habits a guess follows: the first entry of each list above.
 const std::string& HabitFolder() { return kFolders[0]; }
 const std::string& HabitEnding() { return kEndings[0]; }
-const std::string& HabitSeparator() { return kSeparators[0]; }
+const std::string& HabitKey() { return kKeys[0]; }
 const std::string& HabitLevel() { return kLevels[0]; }
 
 enum class Family { kConfig, kFind, kFolder, kEnding, kLevel, kWrite, kMake, kCopy };
@@ -45,12 +45,12 @@ bool NeedsLook(Family family) { return family <= Family::kLevel; }
 
 struct Phrasing {
   Words verbs;
-  Words shapes;  // V = verb, A and B = the two words of the task, C = a third
+  Words shapes;  // V = verb, A and B = the words of the task
 };
 
 const Phrasing& PhrasingOf(Family family) {
   static const std::array<Phrasing, 8> all = {{
-      {{"set", "fix", "change", "define"}, {"V A to B in C", "in C V A to B", "V the A to B in C"}},
+      {{"set", "fix", "change", "turn"}, {"V the value in B to A", "in B V the value to A", "V the value of B to A"}},
       {{"remove", "delete", "drop", "erase"}, {"V the file with A", "V the file that holds A", "find A and V its file"}},
       {{"save", "write", "put", "store"}, {"V A as B in the folder", "in the folder V A as B", "V A in the folder as B"}},
       {{"copy", "clone", "duplicate", "repeat"},
@@ -87,8 +87,8 @@ bool HeldOutPhrase(size_t verb, size_t shape, size_t prefix) { return (verb + 2 
 // The parts a task is made of, before it is put into words and files.
 struct Plan {
   Family family = Family::kWrite;
-  std::string a, b, c;   // the words of the phrasing
-  std::string answer;    // what only a look can tell (separator, file, folder, ending, level)
+  std::string a, b;      // the words of the phrasing
+  std::string answer;    // what only a look can tell (key, file, folder, ending, level)
   std::string instruction;
   std::vector<TaskFile> files;
 };
@@ -107,7 +107,6 @@ std::string Phrase(Draw& draw, Split split, const Plan& plan) {
       case 'V': out += phrasing.verbs[verb]; break;
       case 'A': out += plan.a; break;
       case 'B': out += plan.b; break;
-      case 'C': out += plan.c; break;
       default: out += ch;
     }
   }
@@ -139,13 +138,12 @@ Plan MakePlan(uint64_t seed, int64_t index, Split split) {
   switch (plan.family) {
     case Family::kConfig: {
       auto [n, v] = names_contents();
-      plan.c = kNames[n];
-      plan.b = kContents[v];
-      const Words keys = DistinctNames(draw, 2, {plan.c});
-      plan.a = keys[0];
-      plan.answer = draw.Pick(kSeparators);
-      const std::string& other = keys[1];
-      plan.files = {{plan.c, other + plan.answer + draw.Pick(kContents) + "\n"}};
+      plan.b = kNames[n];
+      plan.a = kContents[v];
+      plan.answer = draw.Pick(kKeys);
+      std::string old;
+      do old = draw.Pick(kContents); while (old == plan.a);
+      plan.files = {{plan.b, plan.answer + "=" + old + "\n"}};
       break;
     }
     case Family::kFind: {
@@ -239,7 +237,7 @@ Tree StartTree(const Plan& plan) {
 Tree RightTree(const Plan& plan) {
   Tree tree = StartTree(plan);
   switch (plan.family) {
-    case Family::kConfig: tree[plan.c] += plan.a + plan.answer + plan.b + "\n"; break;
+    case Family::kConfig: tree[plan.b] = plan.answer + "=" + plan.a + "\n"; break;
     case Family::kFind: tree.erase(plan.answer); break;
     case Family::kFolder: tree[plan.answer + "/" + plan.b] = plan.a + "\n"; break;
     case Family::kEnding:
@@ -256,7 +254,7 @@ Tree RightTree(const Plan& plan) {
 // The command that does the work, given what the strategy believes the answer to be.
 std::string Act(const Plan& plan, const std::string& answer) {
   switch (plan.family) {
-    case Family::kConfig: return "echo " + plan.a + answer + plan.b + " >> " + plan.c;
+    case Family::kConfig: return "echo " + answer + "=" + plan.a + " > " + plan.b;
     case Family::kFind: return "rm " + answer;
     case Family::kFolder: return "echo " + plan.a + " > " + answer + "/" + plan.b;
     case Family::kEnding: return "cp " + plan.a + "." + answer + " " + plan.b + "." + answer;
@@ -271,9 +269,9 @@ std::string Act(const Plan& plan, const std::string& answer) {
 DemoStep Look(const Plan& plan) {
   switch (plan.family) {
     case Family::kConfig: {
-      std::string content = ContentOf(plan, plan.c);
+      std::string content = ContentOf(plan, plan.b);
       content.pop_back();
-      return {"cat " + plan.c, content};
+      return {"cat " + plan.b, content};
     }
     case Family::kFind: return {"grep -l " + plan.a + " *", plan.answer};
     case Family::kFolder: return {"ls -d */", plan.answer + "/"};
@@ -292,7 +290,7 @@ DemoStep List(const Plan& plan) {
 // What a strategy that does not look properly believes.
 std::string Habit(const Plan& plan) {
   switch (plan.family) {
-    case Family::kConfig: return HabitSeparator();
+    case Family::kConfig: return HabitKey();
     case Family::kFolder: return HabitFolder();
     case Family::kEnding: return HabitEnding();
     case Family::kLevel: return HabitLevel();
@@ -373,7 +371,7 @@ std::vector<std::string> TerminalWords() {
       }
     }
   };
-  for (const Words* list : {&kNames, &kContents, &kFolders, &kEndings, &kLevels, &kPrefixes}) {
+  for (const Words* list : {&kNames, &kContents, &kKeys, &kFolders, &kEndings, &kLevels, &kPrefixes}) {
     for (const std::string& w : *list) add(w);
   }
   for (size_t f = 0; f < kFamilyNames.size(); ++f) {

@@ -1,7 +1,7 @@
 // The built-in task generator `terminal`: small jobs in a shell, most of which cannot be done without looking first.
 //
 //   looking needed (15 of 20 tasks)                               the look that tells
-//   config   "set plum to red in apple"                          which separator does the file use (= : , -)
+//   config   "set the value in apple to red"                 which key does the file use (color, shade, style, theme)
 //   find     "remove the file with red"                          which file holds the word
 //   folder   "save red as apple in the folder"                   what is the only folder called
 //   ending   "copy apple to pear keeping its ending"              does the file end in txt, md, cfg or log
