@@ -405,7 +405,7 @@ Demonstration TerminalDemonstration(uint64_t seed, int64_t index, double poor_fr
   const double poor = (NeedsLook(plan.family) ? 1.3 : 0.1) * poor_fraction;
   if (draw.Unit() < poor) {
     const uint64_t kind = draw.Below(20);
-    demo.strategy = kind < 3 ? Strategy::kGuess : kind < 6 ? Strategy::kGlance : Strategy::kQuit;
+    demo.strategy = kind < 2 ? Strategy::kGuess : kind < 4 ? Strategy::kGlance : Strategy::kQuit;
   }
   const bool look = NeedsLook(plan.family);
   std::string believed = plan.answer;
