@@ -3,6 +3,8 @@
 #   temper_adapter(NAME SOURCES … DEPS …)                the same for files that include gRPC or generated code
 #   temper_test(NAME SOURCES … DEPS … [LABELS …] [TIMEOUT s])   a gtest binary registered with ctest (labels: unit by default;
 #                                                        `long` keeps it out of the fast tier)
+#   temper_python_test(NAME SCRIPT ARGS… [LABELS …] [TIMEOUT s])   a script of the long tier, run by $TEMPER_PYTHON, which
+#                                                        tests/run.py sets (tests/setup_python.sh)
 #   temper_commands(LIB)                                 LIB defines doors: linked into the binary (see common/command.h)
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -67,4 +69,14 @@ function(temper_test name)
     set(A_TIMEOUT 120)
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${A_LABELS}" TIMEOUT ${A_TIMEOUT})
+endfunction()
+
+function(temper_python_test name script)
+  cmake_parse_arguments(A "" "TIMEOUT" "LABELS" ${ARGN})
+  if(NOT A_TIMEOUT)
+    set(A_TIMEOUT 120)
+  endif()
+  add_test(NAME ${name} COMMAND sh -c "exec \"\${TEMPER_PYTHON:?run it with: temper test --long}\" \"$@\"" sh
+           ${CMAKE_CURRENT_SOURCE_DIR}/${script} ${A_UNPARSED_ARGUMENTS})
+  set_tests_properties(${name} PROPERTIES LABELS "long;python;${A_LABELS}" TIMEOUT ${A_TIMEOUT})
 endfunction()

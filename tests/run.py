@@ -5,6 +5,9 @@
   tests/run.py --build DIR --long [NAME…]   the long tier: tests with the label `long`, or those whose name contains NAME;
                                             each pass is recorded in docs/long_tier.tsv with its commit
 
+Before the long tier, what its tests need is made, by their labels: `python` = the environment of tests/setup_python.sh, handed
+to them as TEMPER_PYTHON; `smollm2` = `temper model fetch`. Where that fails, those tests fail.
+
 The last line is `N passed, N failed, N skipped`, counted over the single tests inside the gtest binaries (a test that is no
 gtest binary counts once). Only a hardware or kernel fact may skip: a skip whose reason does not begin with `hardware:` or
 `kernel:` counts as a failure.
@@ -25,9 +28,27 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RECORD = ROOT / "docs" / "long_tier.tsv"
 
 
-def ctest_names(build, selection):
+def ctest_labels(build, selection):
+    """The labels of each test, by name."""
     out = subprocess.run(["ctest", "--show-only=json-v1", *selection], cwd=build, stdout=subprocess.PIPE, check=True).stdout
-    return [test["name"] for test in json.loads(out)["tests"]]
+    return {test["name"]: next((p["value"] for p in test.get("properties", []) if p["name"] == "LABELS"), [])
+            for test in json.loads(out)["tests"]}
+
+
+def prepare(build, labels):
+    """Makes what tests with these labels need. Returns what the environment gains, and by label why a need could not be met."""
+    env, unmet = {}, {}
+    if "python" in labels:
+        made = subprocess.run([ROOT / "tests" / "setup_python.sh"], stdout=subprocess.PIPE, text=True)
+        if made.returncode == 0:
+            env["TEMPER_PYTHON"] = made.stdout.strip()
+        else:
+            unmet["python"] = "tests/setup_python.sh failed"
+    if "smollm2" in labels:
+        fetch = ["model", "fetch", "smollm2-135m-instruct"]
+        if subprocess.run([build.resolve() / "temper", *fetch], cwd=ROOT, stdout=subprocess.DEVNULL).returncode != 0:
+            unmet["smollm2"] = f"temper {' '.join(fetch)} failed"
+    return env, unmet
 
 
 def git(*args):
@@ -64,7 +85,8 @@ def main():
     args = parser.parse_args()
 
     selection = ["-L", "long"] if args.long is not None else ["-LE", "long"]
-    names = ctest_names(args.build, selection)
+    labels = ctest_labels(args.build, selection)
+    names = list(labels)
     if args.long:
         unknown = [want for want in args.long if not any(want in name for name in names)]
         if unknown:
@@ -80,15 +102,21 @@ def main():
     results.mkdir(parents=True)
     log = results / "ctest.log"
     started = time.monotonic()
+    gained, unmet = prepare(args.build, {label for name in names for label in labels[name]})
     failed, others = [], []
     for position, name in enumerate(names, 1):
+        reasons = [unmet[label] for label in labels[name] if label in unmet]
+        if reasons:
+            print(f"FAILED       - s  {name}: {'; '.join(reasons)}", flush=True)
+            failed.append(name)
+            continue
         begin = time.monotonic()
         if sys.stderr.isatty():
             print(f"\r\033[K[{position}/{len(names)}] {name}", end="", file=sys.stderr, flush=True)
         run = subprocess.run(
             ["ctest", "-R", f"^{re.escape(name)}$", "--output-on-failure", "--no-tests=error"],
             cwd=args.build, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            env={**os.environ, "GTEST_OUTPUT": f"xml:{results / name}.xml"})
+            env={**os.environ, **gained, "GTEST_OUTPUT": f"xml:{results / name}.xml"})
         seconds = time.monotonic() - begin
         with log.open("a") as file:
             file.write(run.stdout)

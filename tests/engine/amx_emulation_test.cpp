@@ -17,7 +17,7 @@ namespace {
 TEST(Amx, TheTiledGemmIsThePairDot) {
   const auto available = AvailableCpuPaths();
   if (std::find(available.begin(), available.end(), CpuPath::kAvx512) == available.end()) {
-    GTEST_SKIP() << "the code around the tiles needs AVX-512";
+    GTEST_SKIP() << "hardware: the code around the tiles needs AVX-512";
   }
   std::mt19937_64 rng(4);
   std::normal_distribution<float> normal;
