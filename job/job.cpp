@@ -1,6 +1,7 @@
 #include "job/job.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "common/json.h"
 #include "common/strings.h"
@@ -127,7 +128,11 @@ void ReadSandbox(ConfigBlock root, Job* job) {
   for (ConfigBlock mount : block.BlockList("mounts")) {
     mount.Require("source", "a folder or file of this machine");
     mount.Require("target", "an absolute path inside");
-    job->sandbox.mounts.push_back({mount.String("source", ""), mount.String("target", "")});
+    // Like every path of a job: from the folder the job is started in. The sandbox takes whole paths only.
+    std::error_code error;
+    const std::filesystem::path source = std::filesystem::absolute(mount.String("source", ""), error);
+    if (source.empty()) mount.Fail("source", "is no path");
+    job->sandbox.mounts.push_back({source.lexically_normal(), mount.String("target", "")});
     mount.Finish();
   }
   block.Finish();

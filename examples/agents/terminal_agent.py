@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The terminal agent in Python, standard library only: same loop, same tool, same environment as terminal_agent.cpp.
 
-Use it in a job with
-    scaffold: {name: terminal-agent-py, kind: command, command: ["python3", "/opt/agents/terminal_agent.py"]}
-    sandbox:  {mounts: [{source: "examples/agents", target: "/opt/agents"}]}
+Inside a sandbox are the host's /usr, so its python3, and what the job mounts; started from the root of the tree:
+    temper run configs/smoke.yaml --set 'scaffold.command=["python3", "/opt/agents/terminal_agent.py"]' \
+                                  --set 'sandbox.mounts=[{source: examples/agents, target: /opt/agents}]'
 """
 import json
 import os
@@ -42,8 +42,9 @@ def ask(messages):
 def run_shell(command):
     tool = os.environ.get("TEMPER_TOOL_EXEC")
     argv = ([tool] if tool else []) + ["sh", "-c", command]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    return done.stdout.decode(errors="replace")[:2000].rstrip("\n")
+    env = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env)
+    return done.stdout[:2000].decode(errors="replace").rstrip("\n")
 
 
 def main():
@@ -60,7 +61,8 @@ def main():
             return
         for call in calls:
             try:
-                output = run_shell(json.loads(call["function"]["arguments"])["command"])
+                known = call["function"]["name"] == "shell"
+                output = run_shell(json.loads(call["function"]["arguments"])["command"]) if known else "unknown tool"
             except (ValueError, KeyError, TypeError):
                 output = "bad arguments"
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": "" if blind else output})
