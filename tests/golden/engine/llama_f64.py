@@ -1,13 +1,13 @@
 """Writes llama_f64.json: log-probabilities and gradients of a tiny Llama in float64, by PyTorch autograd over separate rows.
 
-Run: python3 tests/golden/engine/llama_f64.py   (needs torch, transformers, numpy; versions are recorded in the file)
+Run: python3 llama_f64.py, which writes into the folder it runs in (needs torch, transformers, numpy; versions are recorded in
+the file).
 
 transformers' own Llama keeps norms, rotary angles and softmax in fp32 and cannot judge a double to 1e-9, so the model is
 written out here; that it is the same model is checked against transformers' LlamaForCausalLM to fp32 accuracy.
 """
 import json
 import math
-import os
 
 import numpy as np
 import torch
@@ -140,8 +140,7 @@ def main():
     out = dict(made_with=dict(torch=torch.__version__, transformers=transformers.__version__, numpy=np.__version__),
                config=c, seed=SEED, temperature=TEMPERATURE, rows=rows, coef=coef, objective=objective.item(),
                logprobs=logprobs, gradient={k: v.grad.flatten().tolist() for k, v in p.items()})
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "llama_f64.json")
-    with open(path, "w") as f:
+    with open("llama_f64.json", "w") as f:
         json.dump(out, f)
         f.write("\n")
 
