@@ -27,7 +27,9 @@ if(TEMPER_CCACHE)
 endif()
 find_program(TEMPER_MOLD mold)
 if(TEMPER_MOLD)
-  add_link_options(-fuse-ld=mold)
+  # mold 1.10 (Debian 12) begins the segment that is read-only after relocation at the thread-local zeros, which lie in no page. At
+  # sizes that only chance decides that is a page nobody mapped, and the binary does not start: so without that segment.
+  add_link_options(-fuse-ld=mold -Wl,-z,norelro)
 endif()
 
 find_package(Threads REQUIRED)
