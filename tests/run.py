@@ -71,7 +71,8 @@ def read_results(folder):
 
 
 def record_pass(name, seconds):
-    dirty = "+changes" if git("status", "--porcelain", "--untracked-files=no") else ""
+    # The record itself changes with every pass.
+    dirty = "+changes" if git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{RECORD.relative_to(ROOT)}") else ""
     line = f"{name}\t{git('rev-parse', '--short=12', 'HEAD')}{dirty}\t{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%MZ}\t{seconds:.0f}\n"
     old = RECORD.read_text().splitlines(keepends=True) if RECORD.exists() else ["test\tcommit\twhen\tseconds\n"]
     RECORD.write_text("".join([x for x in old if not x.startswith(name + "\t")] + [line]))
