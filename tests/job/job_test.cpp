@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "common/file.h"
 #include "common/json.h"
 #include "common/rng.h"
@@ -64,6 +66,15 @@ TEST(Job, ResolvedFileMeansTheSameJob) {
   EXPECT_EQ(again->scaffold.command, job->scaffold.command);
   EXPECT_EQ(again->algorithm.expanded, job->algorithm.expanded);
   EXPECT_EQ(again->trainer.sft->poor_fraction, 0.5);
+}
+
+// A mount given from where the job starts must not be looked for from somewhere else, nor be refused by the sandbox.
+TEST(Job, MountsStartWhereTheJobStarts) {
+  auto job = Read(kMinimal, {"sandbox.mounts=[{source: ./a/../b, target: /opt/y}, {source: /opt/x, target: /opt/z}]"});
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_EQ(job->sandbox.mounts.at(0).source, std::filesystem::current_path().string() + "/b");
+  EXPECT_EQ(job->sandbox.mounts.at(1).source, "/opt/x");
+  EXPECT_FALSE(Read(kMinimal, {"sandbox.mounts=[{source: \"\", target: /opt/y}]"}).ok());
 }
 
 // Every value must be able to tell whether the user, a recipe or nobody chose it.
