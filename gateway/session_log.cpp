@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "common/check.h"
+#include "common/faults.h"
 
 namespace temper::gateway {
 namespace {
@@ -76,7 +77,9 @@ void SessionLog::Append(const std::vector<std::string>& payloads) {
   std::string bytes;
   for (const std::string& payload : payloads) bytes += Frame(payload);
   std::lock_guard lock(mutex_);
-  const Status status = WriteAll(fd_.get(), bytes);
+  Status status = Faults::Get().Hit("gateway.log_write");
+  if (status.ok()) status = WriteAll(fd_.get(), bytes);
+  if (status.ok()) status = Faults::Get().Hit("gateway.log_written");
   TEMPER_CHECK(status.ok()) << path_ << ": " << status.ToString() << " (is the disk full?)";
   ++appended_;
 }
