@@ -476,7 +476,8 @@ void Gateway::HandleChat(const EntryPtr& entry, const http::Request& request, co
         if (running->plan.digest != digest) continue;
         metrics_["calls_coalesced"].Add(1);
         return loop_->Post([this, running = running, out] {
-          if (!running->settled) {
+          // One that is being cancelled, because the client hung up before it asked again, has no answer to share.
+          if (!running->settled && running->cancel_note.empty()) {
             running->waiters.push_back({out, false});
             return;
           }

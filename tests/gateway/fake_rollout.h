@@ -23,6 +23,7 @@ struct Script {
   size_t swap_at = 0;          // > 0: from this token on version {1, 2}
   bool lie_about_hash = false;
   bool wait_for_cancel = false;  // draws nothing until cancelled
+  int linger_ms = 0;             // from its cancellation to its last word
 };
 
 class FakeRollout : public rollout::RolloutClient {
@@ -85,6 +86,7 @@ class FakeRollout : public rollout::RolloutClient {
     const bool merge = request.coalesce_ms == rollout::kOneChunk;
     if (script.wait_for_cancel && call.Wait(20'000)) {
       ++cancelled_;
+      std::this_thread::sleep_for(std::chrono::milliseconds(script.linger_ms));
       return callbacks.on_done(Cancelled("cancelled"));
     }
     for (size_t i = 0; i < ids.size(); ++i) {

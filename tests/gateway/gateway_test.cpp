@@ -284,6 +284,25 @@ TEST_F(GatewayTest, ADisconnectCancelsTheWorker) {
   EXPECT_EQ(t.calls(0).note(), "client_gone");
 }
 
+// A client that gave up waiting and asks again while its first call is being cancelled was told that its session is closed.
+TEST_F(GatewayTest, ARetryOfACancelledCallIsAskedToComeAgain) {
+  Start();
+  const std::string key = Key(Options());
+  script_ = [](const auto&) { return Script{.wait_for_cancel = true, .linger_ms = 500}; };
+  {
+    RawClient client(port_);
+    client.Say(HttpRequest("POST", "/v1/chat/completions", key, Body(User("x"))));
+    ASSERT_TRUE(Eventually([&] { return rollout_->requests().size() == 1; }));
+  }
+  ASSERT_TRUE(Eventually([&] { return rollout_->cancelled() == 1; }));
+  script_ = [](const auto&) { return Script{.text = "done"}; };
+  const HttpAnswer early = Chat(key, Body(User("x")), "x-stainless-retry-count: 1\r\n");
+  EXPECT_EQ(Code(early), "503 overloaded") << early.body;
+  EXPECT_NE(early.head.find("retry-after-ms"), std::string::npos) << early.head;
+  ASSERT_TRUE(Eventually([&] { return metrics_["calls_in_flight"].value() == 0; }));
+  EXPECT_EQ(Chat(key, Body(User("x")), "x-stainless-retry-count: 2\r\n").status, 200);
+}
+
 // A worker that dies must cost the client time, not an error; one that lies must not be trained.
 TEST_F(GatewayTest, WorkerFailures) {
   Start({.worker_patience_s = 0.6});
