@@ -25,6 +25,7 @@ namespace {
 
 constexpr const char* kManifest = "checkpoint.json";
 constexpr const char* kOptimizer = "optimizer.safetensors";
+constexpr const char* kWriting = ".writing-";  // a folder that is not whole yet: kWriting + STEP
 
 std::string Folder(const std::string& run_dir) { return run_dir + "/checkpoints"; }
 
@@ -127,7 +128,7 @@ Result<Checkpoint> LoadCheckpoint(const std::string& dir) {
 Status SaveCheckpoint(const std::string& run_dir, const Checkpoint& checkpoint, const text::TextFiles& text, int keep) {
   const std::string folder = Folder(run_dir);
   const std::string name = std::to_string(checkpoint.step);
-  const std::string temporary = folder + "/.writing-" + name, final_path = folder + "/" + name;
+  const std::string temporary = folder + "/" + kWriting + name, final_path = folder + "/" + name;
   RETURN_IF_ERROR(MakeDirs(folder));
   RETURN_IF_ERROR(RemoveAll(temporary));
   RETURN_IF_ERROR(engine::SaveHuggingFace(temporary, checkpoint.params.config(), checkpoint.params, text, engine::FileType::kF32));
@@ -158,6 +159,11 @@ Status SaveCheckpoint(const std::string& run_dir, const Checkpoint& checkpoint, 
     // What is newer was made before a rollback and is no longer part of this run.
     if (step <= checkpoint.step && newer++ < keep) continue;
     RETURN_IF_ERROR(RemoveAll(folder + "/" + std::to_string(step)));
+  }
+  // Of a save that did not end, at a step that this run may never reach again.
+  ASSIGN_OR_RETURN(const std::vector<std::string> left, ListDir(folder));
+  for (const std::string& entry : left) {
+    if (entry.rfind(kWriting, 0) == 0) RETURN_IF_ERROR(RemoveAll(folder + "/" + entry));
   }
   return Status::Ok();
 }

@@ -15,6 +15,7 @@
 #include "rollout/client.h"
 #include "rollout/server.h"
 #include "rollout/worker.h"
+#include "tests/harness/tiny_model.h"
 #include "weightsync/manifest.h"
 #include "weightsync/publisher.h"
 
@@ -22,14 +23,7 @@ namespace temper::rollout {
 namespace {
 
 engine::ModelConfig TinyConfig() {
-  engine::ModelConfig c;
-  c.vocab = 60;
-  c.layers = 2;
-  c.width = 32;
-  c.heads = 2;
-  c.kv_heads = 1;
-  c.head_dim = 16;
-  c.ffn = 48;
+  engine::ModelConfig c = TinyModel(60);
   c.max_positions = 2048;
   return c;
 }

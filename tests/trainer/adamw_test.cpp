@@ -5,20 +5,15 @@
 #include <cmath>
 
 #include "common/rng.h"
+#include "tests/harness/tiny_model.h"
 
 namespace temper::trainer {
 namespace {
 
+// Its embedding is longer than one block of the update.
 engine::ModelConfig Tiny() {
-  engine::ModelConfig c;
-  c.vocab = 300;
-  c.layers = 2;
+  engine::ModelConfig c = TinyModel(300);
   c.width = 64;
-  c.heads = 4;
-  c.kv_heads = 2;
-  c.head_dim = 16;
-  c.ffn = 96;
-  c.max_positions = 64;
   return c;
 }
 

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "common/json.h"
@@ -181,6 +183,103 @@ TEST(Batch, OneBitOfOneLogprobIsFound) {
   EXPECT_EQ(CheckOnPolicy(BuildBatch(groups, {}).value(), logprobs, 3).tokens, 0);
 }
 
+// Tokens of parallel choices could be told in the order in which they happened to be recorded.
+TEST(Batch, SamplesComeInTheOrderOfCallAndChoice) {
+  Rollout r;
+  r.runs = {Context(-1, {1}), Sampled(0, {20}, 0), Sampled(0, {10}, 0), Sampled(0, {30}, 1)};
+  r.runs[1].choice = 1;
+  Group g;
+  g.rollouts = {r};
+  const Batch batch = BuildBatch({g}, {}).value();
+  std::vector<int32_t> told;
+  for (const SampledToken& token : batch.samples[0][0]) told.push_back(batch.chunks[0].tree.token[token.node]);
+  EXPECT_EQ(told, (std::vector<int32_t>{10, 20, 30}));
+  EXPECT_EQ(batch.chunks[0].tree.token, (std::vector<int32_t>{1, 10, 20, 30}));
+}
+
+// Two calls that go on from one turn are two branches; as one segment a sequence would be counted that nobody sampled.
+TEST(Batch, OneTurnIsContinuedByOneSegment) {
+  Rollout r;
+  r.runs = {Context(-1, {1}), Sampled(0, {2}, 0), Sampled(1, {3}, 1), Sampled(1, {4}, 2), Sampled(2, {5}, 3)};
+  Group g;
+  g.rollouts = {r};
+  const auto samples = BuildBatch({g}, {}).value().samples[0][0];
+  ASSERT_EQ(samples.size(), 4u);
+  EXPECT_EQ(samples[1].segment, samples[0].segment);
+  EXPECT_NE(samples[2].segment, samples[0].segment);
+  EXPECT_EQ(samples[3].segment, samples[0].segment);
+}
+
+// Context was not drawn: with a temperature of its own it would not merge with the same tokens elsewhere.
+TEST(Batch, ContextHasNoTemperature) {
+  auto groups = TwoRollouts();
+  const Batch plain = BuildBatch(groups, {}).value();
+  groups[0].rollouts[0].runs[0].inv_temperature = 2;
+  const Batch batch = BuildBatch(groups, {}).value();
+  EXPECT_EQ(batch.tree_tokens, plain.tree_tokens);
+  EXPECT_EQ(batch.chunks[0].tree.inv_temperature, plain.chunks[0].tree.inv_temperature);
+}
+
+// A group could be torn apart where it would fit, and its shared prompt be computed twice; or a chunk stay short of its limit.
+TEST(Batch, ChunksAreFilledToTheLimitGroupByGroup) {
+  std::vector<Group> groups = {TwoRollouts()[0], TwoRollouts()[0]};
+  groups[1].group = 6;
+  auto chunks = [&](int64_t limit) { return BuildBatch(groups, {.max_chunk_nodes = limit}).value(); };
+  EXPECT_EQ(chunks(30).chunks.size(), 1u) << "both groups are 15 tokens before merging";
+  const Batch batch = chunks(22);  // the second group's first rollout would fit beside the first group
+  EXPECT_EQ(batch.chunks.size(), 2u);
+  EXPECT_EQ(batch.samples[1][0][0].chunk, 1);
+  EXPECT_EQ(batch.samples[1][1][0].chunk, 1);
+  groups.pop_back();
+  EXPECT_EQ(chunks(15).chunks.size(), 1u);
+  EXPECT_EQ(chunks(14).chunks.size(), 2u);
+}
+
+// The loss could be told something else than what the rollouts say: new for old, tokens to be left alone as trained.
+TEST(Batch, TheLossHearsWhatTheRolloutsSay) {
+  auto groups = TwoRollouts();
+  Rollout& a = groups[0].rollouts[1];
+  a.outcome = Outcome::kTruncated;
+  a.wall_s = 2.5;
+  a.runs[3].trainable = false;
+  a.runs[1].logprobs = {-0.25f, -0.5f};
+  const Batch batch = BuildBatch(groups, {}).value();
+  std::vector<std::vector<float>> logprobs = {std::vector<float>(static_cast<size_t>(batch.tree_tokens))};
+  for (size_t v = 0; v < logprobs[0].size(); ++v) logprobs[0][v] = -10.0f - static_cast<float>(v);
+  const std::vector<LossGroup> told = MakeLossGroups(batch, logprobs);
+  ASSERT_EQ(told.size(), 1u);
+  ASSERT_EQ(told[0].rollouts.size(), 2u);
+  const LossRollout& r = told[0].rollouts[0];
+  EXPECT_EQ(r.outcome, Outcome::kTruncated);
+  EXPECT_EQ(r.reward, 1);
+  EXPECT_EQ(r.wall_s, 2.5);
+  EXPECT_EQ(r.mask, (std::vector<uint8_t>{1, 1, 0}));
+  EXPECT_EQ(r.logp_old, (std::vector<double>{-0.25, -0.5, -1}));
+  for (size_t k = 0; k < 3; ++k) EXPECT_EQ(r.logp_new[k], -10.0 - batch.samples[0][0][k].node);
+  EXPECT_EQ(r.turn, (std::vector<int32_t>{0, 0, 1}));
+  EXPECT_EQ(told[0].rollouts[1].outcome, Outcome::kScored);
+}
+
+// Tokens that are not trained (cancelled, drawn at temperature 0) have logprobs of another distribution: they would stop a good job.
+TEST(Batch, OnlyTrainedTokensAreCheckedAndNanIsADeviation) {
+  auto groups = TwoRollouts();
+  groups[0].rollouts[1].runs[1].trainable = false;
+  const Batch batch = BuildBatch(groups, {}).value();
+  std::vector<std::vector<float>> logprobs = {std::vector<float>(static_cast<size_t>(batch.tree_tokens), -1.0f)};
+  OnPolicyCheck check = CheckOnPolicy(batch, logprobs, 3);
+  EXPECT_EQ(check.tokens, 5);
+  logprobs[0][batch.samples[0][0][2].node] = std::nanf("");
+  const OnPolicyCheck broken = CheckOnPolicy(batch, logprobs, 3);
+  EXPECT_EQ(broken.max_deviation, std::numeric_limits<double>::infinity());
+  EXPECT_NE(broken.first_mismatch, "");
+  // Joined, the worst and the first stay.
+  check.Merge(broken);
+  check.Merge(OnPolicyCheck{.tokens = 2, .max_deviation = 0.5, .first_mismatch = "later"});
+  EXPECT_EQ(check.tokens, 12);
+  EXPECT_EQ(check.max_deviation, std::numeric_limits<double>::infinity());
+  EXPECT_EQ(check.first_mismatch, broken.first_mismatch);
+}
+
 // The control could permute nothing, mix groups, or differ from run to run.
 TEST(Batch, RewardsArePermutedWithinTheirGroup) {
   std::vector<Group> groups(20);
@@ -194,6 +293,7 @@ TEST(Batch, RewardsArePermutedWithinTheirGroup) {
   }
   auto permuted = groups, again = groups, other = groups;
   std::reverse(again.begin(), again.end());
+  for (Group& group : again) std::reverse(group.rollouts.begin(), group.rollouts.end());  // the order of arrival never enters
   PermuteRewards(7, permuted);
   PermuteRewards(7, again);
   PermuteRewards(8, other);

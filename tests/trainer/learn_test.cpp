@@ -9,6 +9,7 @@
 #include "engine/decode/decoder.h"
 #include "engine/decode/paged_model.h"
 #include "temper/v1/types.pb.h"
+#include "tests/harness/tiny_model.h"
 #include "trainer/loop.h"
 
 namespace temper::trainer {
@@ -18,15 +19,8 @@ constexpr int kVocab = 64;
 constexpr int kGroups = 8, kRollouts = 8, kTokens = 3;
 
 engine::ModelConfig Tiny() {
-  engine::ModelConfig c;
-  c.vocab = kVocab;
-  c.layers = 2;
-  c.width = 32;
-  c.heads = 2;
-  c.kv_heads = 1;
-  c.head_dim = 16;
+  engine::ModelConfig c = TinyModel(kVocab);
   c.ffn = 64;
-  c.max_positions = 128;
   return c;
 }
 

@@ -16,6 +16,7 @@
 #include "common/rng.h"
 #include "engine/train_pass.h"
 #include "temper/v1/types.pb.h"
+#include "tests/harness/tiny_model.h"
 #include "trainer/batch.h"
 #include "trainer/checkpoint.h"
 
@@ -25,18 +26,7 @@ namespace {
 constexpr int kVocab = 48;
 constexpr engine::Profile kBf16 = engine::Profile::kBf16;
 
-engine::ModelConfig Tiny() {
-  engine::ModelConfig c;
-  c.vocab = kVocab;
-  c.layers = 2;
-  c.width = 32;
-  c.heads = 2;
-  c.kv_heads = 1;
-  c.head_dim = 16;
-  c.ffn = 48;
-  c.max_positions = 128;
-  return c;
-}
+engine::ModelConfig Tiny() { return TinyModel(kVocab); }
 
 // Keeps the newest published bytes, as a worker would; can spoil one weight.
 class Sink final : public WeightSink {

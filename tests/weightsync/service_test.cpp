@@ -16,6 +16,7 @@
 #include "common/rpc.h"
 #include "engine/weights.h"
 #include "temper/v1/weightsync.pb.h"
+#include "tests/harness/tiny_model.h"
 #include "weightsync/manifest.h"
 #include "weightsync/publisher.h"
 #include "weightsync/publisher_core.h"
@@ -26,18 +27,7 @@
 namespace temper::weightsync {
 namespace {
 
-engine::ModelConfig TinyConfig() {
-  engine::ModelConfig c;
-  c.vocab = 40;
-  c.layers = 2;
-  c.width = 32;
-  c.heads = 2;
-  c.kv_heads = 1;
-  c.head_dim = 16;
-  c.ffn = 48;
-  c.max_positions = 128;
-  return c;
-}
+engine::ModelConfig TinyConfig() { return TinyModel(40); }
 
 void SleepMs(int ms) { SystemClock::Get().SleepS(ms * 1e-3); }
 

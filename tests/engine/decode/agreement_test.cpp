@@ -9,20 +9,16 @@
 #include "engine/decode/decoder.h"
 #include "engine/decode/paged_model.h"
 #include "engine/train_pass.h"
+#include "tests/engine/test_models.h"
 
 namespace temper::engine {
 namespace {
 
 ModelConfig SmallConfig() {
-  ModelConfig c;
-  c.vocab = 300;
-  c.layers = 2;
-  c.width = 64;
+  ModelConfig c = TinyConfig();
   c.heads = 4;
   c.kv_heads = 2;
   c.head_dim = 16;
-  c.ffn = 96;
-  c.max_positions = 512;
   return c;
 }
 

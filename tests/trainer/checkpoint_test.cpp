@@ -1,0 +1,123 @@
+#include "trainer/checkpoint.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "common/file.h"
+#include "common/json.h"
+#include "common/rng.h"
+#include "tests/harness/tiny_model.h"
+
+namespace temper::trainer {
+namespace {
+
+text::TextFiles SomeText() {
+  text::TextFiles files;
+  files.tokenizer_json = R"({"version":"1.0","model":{"type":"BPE","vocab":{},"merges":[]}})";
+  return files;
+}
+
+// Every number of it follows from `step`.
+Checkpoint At(int64_t step) {
+  Checkpoint c;
+  c.step = step;
+  c.sft_tokens = 100 + step;
+  c.plan_json = "{\"max_chunk_nodes\":" + std::to_string(64 + step) + "}";
+  c.params = engine::InitParameters(TinyModel(40), static_cast<uint64_t>(step));
+  engine::Parameters m(c.params.config()), v(c.params.config());
+  Rng rng(static_cast<uint64_t>(step) + 1000);
+  for (float& x : m.flat()) x = static_cast<float>(rng.Normal());
+  for (float& x : v.flat()) x = static_cast<float>(rng.Uniform());
+  c.optimizer.Restore(7 * step, std::move(m), std::move(v));
+  return c;
+}
+
+std::vector<float> Flat(const engine::Parameters& p) { return {p.flat().begin(), p.flat().end()}; }
+
+class CheckpointTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    run_ = testing::TempDir() + "checkpoint-" + std::to_string(getpid());
+    ASSERT_TRUE(RemoveAll(run_).ok());
+  }
+  void TearDown() override { ASSERT_TRUE(RemoveAll(run_).ok()); }
+  void Save(int64_t step, int keep = 3) {
+    const Status status = SaveCheckpoint(run_, At(step), SomeText(), keep);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+  }
+  std::vector<std::string> Folders() const { return ListDir(run_ + "/checkpoints").value(); }
+  int64_t Newest() const {
+    Result<Checkpoint> loaded = LoadNewestCheckpoint(run_);
+    return loaded.ok() ? loaded->step : -1;
+  }
+  // Replaces one piece of a checkpoint's list of contents.
+  void Edit(int64_t step, const std::string& from, const std::string& to) {
+    const std::string path = run_ + "/checkpoints/" + std::to_string(step) + "/checkpoint.json";
+    std::string text = ReadFile(path).value();
+    const size_t at = text.find(from);
+    ASSERT_NE(at, std::string::npos) << text;
+    ASSERT_TRUE(WriteFile(path, text.replace(at, from.size(), to)).ok());
+  }
+  std::string run_;
+};
+
+// A field that is not stored, or comes back as another, makes a resumed run a different one.
+TEST_F(CheckpointTest, ComesBackAsItWas) {
+  Save(5);
+  const Checkpoint saved = At(5), loaded = LoadNewestCheckpoint(run_).value();
+  EXPECT_EQ(loaded.step, 5);
+  EXPECT_EQ(loaded.sft_tokens, 105);
+  EXPECT_EQ(loaded.plan_json, saved.plan_json);
+  EXPECT_EQ(loaded.optimizer.steps(), 35);
+  EXPECT_EQ(Flat(loaded.params), Flat(saved.params));
+  EXPECT_EQ(Flat(loaded.optimizer.first_moment()), Flat(saved.optimizer.first_moment()));
+  EXPECT_EQ(Flat(loaded.optimizer.second_moment()), Flat(saved.optimizer.second_moment()));
+}
+
+// A checkpoint that was made before a rollback would be resumed from, though its steps are no longer part of the run.
+TEST_F(CheckpointTest, WhatIsNewerThanARollbackGoes) {
+  for (int64_t step : {2, 4, 6}) Save(step);
+  Save(4);
+  EXPECT_EQ(Folders(), (std::vector<std::string>{"2", "4"}));
+  EXPECT_EQ(Newest(), 4);
+  for (int64_t step : {8, 10}) Save(step);
+  EXPECT_EQ(Folders(), (std::vector<std::string>{"10", "4", "8"}));
+}
+
+// A save that fails half way could take the good checkpoint of the same step with it, or be loaded as half a one.
+TEST_F(CheckpointTest, AFailedSaveLeavesTheFormerOne) {
+  Save(2);
+  Checkpoint bad = At(2);
+  bad.plan_json = "{";  // found out after the weights are written
+  EXPECT_FALSE(SaveCheckpoint(run_, bad, SomeText(), 3).ok());
+  EXPECT_EQ(Newest(), 2);
+  bad.step = 4;
+  EXPECT_FALSE(SaveCheckpoint(run_, bad, SomeText(), 3).ok());
+  EXPECT_EQ(Newest(), 2);
+  // What it left behind is no part of the next one.
+  ASSERT_TRUE(WriteFile(run_ + "/checkpoints/.writing-4/stray", "x").ok());
+  Save(4);
+  EXPECT_FALSE(Exists(run_ + "/checkpoints/4/stray"));
+  EXPECT_EQ(Folders(), (std::vector<std::string>{"2", "4"}));
+}
+
+// A checkpoint under another name, of another format or with a piece missing could pass for the newest.
+TEST_F(CheckpointTest, WhatIsNotWhatItSaysIsPassedOver) {
+  for (int64_t step : {2, 4}) Save(step);
+  ASSERT_TRUE(Rename(run_ + "/checkpoints/4", run_ + "/checkpoints/9").ok());
+  EXPECT_EQ(Newest(), 2);
+  Save(4);
+  Edit(4, "\"format\":1", "\"format\":2");
+  EXPECT_EQ(Newest(), 2);
+  Save(4);
+  const std::string path = run_ + "/checkpoints/4/checkpoint.json";
+  json::value manifest = ParseJson(ReadFile(path).value()).value();
+  manifest.at("files").as_object().erase("optimizer.safetensors");  // not listed, so never compared
+  ASSERT_TRUE(WriteFile(path, PrintJson(manifest)).ok());
+  EXPECT_EQ(Newest(), 2);
+  Edit(2, "\"step\":2", "\"step\":3");
+  EXPECT_EQ(LoadNewestCheckpoint(run_).status().code(), StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace temper::trainer
