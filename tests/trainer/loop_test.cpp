@@ -5,7 +5,9 @@
 
 #include <google/protobuf/stubs/logging.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -70,9 +72,11 @@ class ScriptedPool final : public datapool::DataPool {
   }
   Result<datapool::LeaseReply> Lease(const std::string&, int64_t batch, uint32_t) override {
     if (away-- > 0) return Unavailable("the pool restarts");
+    EXPECT_FALSE(paused) << "nothing would ever be admitted";
     datapool::LeaseReply reply;
     reply.closed = batch == stop_at;
-    if (reply.closed) return reply;
+    reply.exhausted = batch == exhausted_at;
+    if (reply.closed || reply.exhausted) return reply;
     if (!store_.count(batch)) store_[batch] = Sample(batch);
     reply.ready = true;
     reply.batch = batch;
@@ -83,9 +87,14 @@ class ScriptedPool final : public datapool::DataPool {
     if (away-- > 0) return Unavailable("the pool restarts");
     EXPECT_EQ(sink_.published.back(), batch + 1) << "slots were freed before the weights were served";
     updates.push_back(batch);
+    if (paused) paused_updates.push_back(batch);
     return Status::Ok();
   }
   Status Commit(int64_t step) override {
+    // The pool forgets the batches of a committed step: what they became must be on disk, and told.
+    EXPECT_EQ(LoadNewestCheckpoint(run_dir)->step, step);
+    const std::string told = ReadFile(run_dir + "/metrics.jsonl").value();
+    EXPECT_EQ(std::count(told.begin(), told.end(), '\n'), step);
     commits.push_back(step);
     return Status::Ok();
   }
@@ -155,7 +164,7 @@ class ScriptedPool final : public datapool::DataPool {
     for (int64_t g = 3 * batch + 2; g >= 3 * batch; --g) {
       datapool::LeasedGroup group;
       group.group = g;
-      group.version_admitted = batch;
+      group.version_admitted = batch - (admitted_early ? std::min<int64_t>(batch, g % 3) : 0);
       for (int32_t i = 0; i < 4; ++i) {
         group.rollouts.push_back(i);
         group.members.push_back(Trajectory(Rng(99).Fork("rollout", static_cast<uint64_t>(g * 16 + i)), g, i, batch - age));
@@ -165,10 +174,13 @@ class ScriptedPool final : public datapool::DataPool {
     return groups;
   }
 
-  int64_t attached = -1, stop_at = -1;
+  std::string run_dir;
+  int64_t attached = -1, stop_at = -1, exhausted_at = -1;
+  bool admitted_early = false;
   int64_t age = 0;  // of the versions that sampled tokens claim, in updates
   int away = 0;     // calls that find no pool
   std::vector<int64_t> updates, commits;
+  std::vector<int64_t> paused_updates;  // updates while nothing may be admitted
   bool paused = false;
 
  private:
@@ -209,6 +221,7 @@ struct World {
   explicit World(engine::Profile p) : profile(p), engine(engine::Engine::Create({.threads = 2}).value()), sink(p), pool(*engine, sink, store) {}
   Status Run(const TrainerOptions& options, Evaluator evaluator = {}, SftSource sft = {}, ProbeSource probe = {}) {
     sink.published.clear();
+    pool.run_dir = options.run_dir;
     return RunTraining(options, engine::InitParameters(Tiny(), 3), SomeText(),
                        {*engine, pool, sink, metrics, SystemClock::Get(), std::move(evaluator), std::move(sft), std::move(probe), stopped});
   }
@@ -244,6 +257,8 @@ TEST_P(LoopTest, TrainsProvesAndCounts) {
   EXPECT_EQ(world.sink.published, (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6}));
   EXPECT_EQ(world.pool.updates, (std::vector<int64_t>{0, 1, 2, 3, 4, 5}));
   EXPECT_EQ(world.pool.commits, (std::vector<int64_t>{2, 4, 6}));
+  const std::vector<std::string> said = world.metrics.Lines();
+  EXPECT_TRUE(std::any_of(said.begin(), said.end(), [](const std::string& line) { return line.rfind("tree = rows", 0) == 0; }));
   const TrainTotals totals = ReadTrainTotals(run).value();
   EXPECT_EQ(totals.steps, 6);
   EXPECT_EQ(totals.on_policy_versions, (std::vector<int64_t>{1, 2, 3, 4, 5}));
@@ -269,6 +284,7 @@ TEST_P(LoopTest, ResumeEqualsNoInterruptionToTheBit) {
   EXPECT_EQ(first.Run(Options(run2, GetParam())).code(), StatusCode::kCancelled);
   World second(GetParam());
   second.store = first.store;
+  second.pool.paused = true;  // as an evaluation that was cut short leaves it
   for (auto& [batch, groups] : second.store) std::reverse(groups.begin(), groups.end());  // the order of a lease never enters
   const Status status = second.Run(Options(run2, GetParam()));
   ASSERT_TRUE(status.ok()) << status.ToString();
@@ -359,12 +375,136 @@ TEST(Loop, EvaluationsHoldTheirVersion) {
   const Status status = world.Run(options, evaluator);
   ASSERT_TRUE(status.ok()) << status.ToString();
   EXPECT_EQ(asked, (std::vector<std::pair<int64_t, int64_t>>{{0, 0}, {1, 4}, {2, 6}}));
+  // The update frees slots: whatever it let in would be admitted at the version under evaluation.
+  EXPECT_EQ(world.pool.paused_updates, (std::vector<int64_t>{3, 5}));
   EXPECT_EQ(ReadTrainTotals(options.run_dir)->on_policy_versions, (std::vector<int64_t>{1, 2, 3, 4, 5, 6}));
   EXPECT_EQ(Lines(options.run_dir + "/evaluations.jsonl").size(), 3u);
   // Asking again after a restart repeats the last one under its number.
   ASSERT_TRUE(world.Run(options, evaluator).ok());
   EXPECT_EQ(asked.back(), (std::pair<int64_t, int64_t>{2, 6}));
   EXPECT_EQ(Lines(options.run_dir + "/evaluations.jsonl").size(), 3u);
+}
+
+// A disagreement that only an evaluation can see could be passed over.
+TEST(Loop, AnEvaluationThatDisagreesStopsTheJob) {
+  World world(kBf16);
+  TrainerOptions options = Options(Scratch("disagrees"), kBf16);
+  options.evaluate = true;
+  auto evaluator = [&](int64_t, int64_t version) -> Result<Evaluation> {
+    v1::Trajectory drawn;
+    EXPECT_TRUE(drawn.ParseFromString(world.pool.Trajectory(Rng(5), 900, 0, version)));
+    float* logprob = drawn.mutable_runs(1)->mutable_logprobs()->Mutable(2);
+    *logprob = std::nextafter(*logprob, 0.0f);
+    Evaluation e;
+    e.probe = {drawn.SerializeAsString()};
+    world.stopped = true;  // a Ctrl-C at the same time does not excuse it
+    return e;
+  };
+  const Status status = world.Run(options, evaluator);
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status.ToString();
+  EXPECT_TRUE(world.pool.updates.empty());
+}
+
+// metrics.jsonl could tell another batch than the one that was trained.
+TEST(Loop, MetricsSayWhatTheBatchWas) {
+  World world(kBf16);
+  world.pool.admitted_early = true;
+  TrainerOptions options = Options(Scratch("says"), kBf16);
+  options.steps = 3;
+  ASSERT_TRUE(world.Run(options).ok());
+  const auto lines = Lines(options.run_dir + "/metrics.jsonl");
+  ASSERT_EQ(lines.size(), 3u);
+  for (int64_t batch = 0; batch < 3; ++batch) {
+    double reward = 0, staleness = 0;
+    int64_t oldest = 0;
+    for (const datapool::LeasedGroup& group : world.store[batch]) {
+      staleness += static_cast<double>(batch - group.version_admitted);
+      oldest = std::max(oldest, batch - group.version_admitted);
+      for (const std::string& member : group.members) reward += ParseTrajectory(member, kVocab)->reward;
+    }
+    const json::value& line = lines[static_cast<size_t>(batch)];
+    EXPECT_EQ(JsonRef(line).Field("version")->Int().value(), batch);
+    EXPECT_EQ(JsonRef(line).Field("reward_mean")->Double().value(), reward / 12);
+    EXPECT_EQ(JsonRef(line).Field("groups")->Int().value(), 3);
+    EXPECT_EQ(JsonRef(line).Field("rollouts")->Int().value(), 12);
+    EXPECT_EQ(JsonRef(line).Field("staleness_max")->Int().value(), oldest);
+    EXPECT_EQ(JsonRef(line).Field("staleness_mean")->Double().value(), staleness / 3);
+    EXPECT_EQ(line.at("outcomes").at("scored").as_int64(), 12);
+  }
+  EXPECT_EQ(ReadTrainTotals(options.run_dir)->staleness_max, 2);
+}
+
+// A number that is none could be trained into the weights and their checkpoint.
+TEST(Loop, ALossThatIsNoNumberEndsTheJob) {
+  World world(kBf16);
+  const TrainerOptions options = Options(Scratch("nan"), kBf16);
+  world.pool.stop_at = 2;
+  ASSERT_EQ(world.Run(options).code(), StatusCode::kCancelled);
+  world.pool.stop_at = -1;
+  world.store[2] = world.pool.Sample(2);
+  for (datapool::LeasedGroup& group : world.store[2]) {
+    for (size_t i = 0; i < group.members.size(); ++i) {
+      v1::Trajectory wire;
+      ASSERT_TRUE(wire.ParseFromString(group.members[i]));
+      wire.set_reward(i > 0 ? std::numeric_limits<double>::max() : std::numeric_limits<double>::lowest());
+      group.members[i] = wire.SerializeAsString();
+    }
+  }
+  const Status status = world.Run(options);
+  EXPECT_NE(status.message().find("not finite at step 3"), std::string::npos) << status.ToString();
+  EXPECT_EQ(world.sink.published.back(), 2);
+  EXPECT_EQ(LoadNewestCheckpoint(options.run_dir)->step, 2);
+}
+
+// A resumed run could go on in another number format, or cut its batches by the memory of another moment: other bits either way.
+TEST(Loop, ThePlanOfTheRunStays) {
+  constexpr engine::Profile kF32 = engine::Profile::kF32;
+  std::vector<std::string> ends;
+  for (const bool resumed : {false, true}) {
+    World world(kF32);
+    TrainerOptions options = Options(Scratch(resumed ? "plan_resumed" : "plan"), kF32);
+    options.memory_bytes = 1;  // as many chunks as the smallest limit makes
+    if (resumed) {
+      world.pool.stop_at = 3;
+      ASSERT_EQ(world.Run(options).code(), StatusCode::kCancelled);
+      world.pool.stop_at = -1;
+      options.memory_bytes = 256 << 20;
+    }
+    const Status status = world.Run(options);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    ends.push_back(Bytes(options.run_dir + "/checkpoints/6/model.safetensors"));
+    options.profile = kBf16;
+    World other(kBf16);
+    EXPECT_EQ(other.Run(options).code(), StatusCode::kFailedPrecondition);
+  }
+  EXPECT_EQ(ends[0], ends[1]);
+}
+
+// A job whose tasks are used up could wait for ever.
+TEST(Loop, AnExhaustedPoolEndsTheJob) {
+  World world(kBf16);
+  world.pool.exhausted_at = 3;
+  const Status status = world.Run(Options(Scratch("exhausted"), kBf16));
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_NE(status.message().find("give more tasks"), std::string::npos) << status.ToString();
+}
+
+// A run that is given more steps could differ from one that had them from the start.
+TEST_P(LoopTest, MoreStepsContinueToTheBit) {
+  World whole(GetParam());
+  const std::string run = Scratch("more_whole");
+  ASSERT_TRUE(whole.Run(Options(run, GetParam())).ok());
+  World raised(GetParam());
+  TrainerOptions options = Options(Scratch("more"), GetParam());
+  options.steps = 5;
+  raised.pool.stop_at = 3;
+  ASSERT_EQ(raised.Run(options).code(), StatusCode::kCancelled);
+  raised.pool.stop_at = -1;
+  options.steps = 6;
+  ASSERT_TRUE(raised.Run(options).ok());
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    EXPECT_EQ(Bytes(run + "/checkpoints/6/" + file), Bytes(options.run_dir + "/checkpoints/6/" + file)) << file;
+  }
 }
 
 // With staleness a batch may hold nothing that can be checked; the probe that stands in could disturb the step.
@@ -468,6 +608,79 @@ TEST(Loop, SftComesBeforeVersionZero) {
   EXPECT_EQ(ReadTrainTotals(options.run_dir)->steps, 1);
   EXPECT_EQ(LoadNewestCheckpoint(options.run_dir)->sft_tokens, 4000);
   EXPECT_EQ(LoadNewestCheckpoint(options.run_dir)->optimizer.steps(), 1);
+}
+
+// An optimizer step without a token would still move the weights (moments, decay) and count.
+TEST(Loop, ABatchWithNothingToTrainLeavesTheWeightsAlone) {
+  World world(kBf16);
+  TrainerOptions options = Options(Scratch("nothing"), kBf16);
+  options.steps = 2;
+  options.optimizer.weight_decay = 0.1;
+  ASSERT_TRUE(world.Run(options).ok());
+  const Checkpoint trained = LoadNewestCheckpoint(options.run_dir).value();
+  World idle(kBf16);
+  idle.store = world.store;
+  options.run_dir = Scratch("nothing_more");
+  options.steps = 3;
+  idle.store[2] = world.pool.Sample(2);
+  for (datapool::LeasedGroup& group : idle.store[2]) {
+    for (std::string& member : group.members) {
+      v1::Trajectory wire;
+      ASSERT_TRUE(wire.ParseFromString(member));
+      for (auto& run : *wire.mutable_runs()) run.set_trainable(false);
+      member = wire.SerializeAsString();
+    }
+  }
+  const Status status = idle.Run(options);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  const Checkpoint after = LoadNewestCheckpoint(options.run_dir).value();
+  EXPECT_EQ(after.step, 3);
+  EXPECT_EQ(after.optimizer.steps(), 2);
+  EXPECT_TRUE(std::equal(trained.params.flat().begin(), trained.params.flat().end(), after.params.flat().begin()));
+}
+
+// The control with exchanged rewards could train on the true ones.
+TEST(Loop, PermutedRewardsAreWhatIsTrained) {
+  std::vector<std::string> ends, rewards;
+  for (const bool permuted : {false, true}) {
+    World world(kBf16);
+    TrainerOptions options = Options(Scratch(permuted ? "permuted" : "unpermuted"), kBf16);
+    options.steps = 1;
+    options.permute_rewards = permuted;
+    ASSERT_TRUE(world.Run(options).ok());
+    ends.push_back(Bytes(options.run_dir + "/checkpoints/1/model.safetensors"));
+    rewards.push_back(PrintJson(Lines(options.run_dir + "/metrics.jsonl").at(0).at("reward_mean")));
+  }
+  EXPECT_NE(ends[0], ends[1]);
+  EXPECT_EQ(rewards[0], rewards[1]);
+}
+
+// The sums of a run could leave out what evaluations checked, or claim version 0 as proof of a weight update.
+TEST(TrainTotals, JoinStepsAndEvaluations) {
+  const std::string run = Scratch("totals");
+  EXPECT_EQ(ReadTrainTotals(run)->steps, 0);
+  ASSERT_TRUE(WriteFile(run + "/metrics.jsonl",
+                        R"({"step":1,"version":0,"tokens_trained":5,"tree_tokens":7,"logical_tokens":9,"on_policy_tokens":5,)"
+                        R"("importance_ratio_max_dev_on_policy":0,"staleness_max":0,"forward_s":1,"backward_s":2,"optimizer_s":4,"wait_s":8})"
+                        "\n"
+                        R"({"step":2,"version":1,"tokens_trained":50,"tree_tokens":70,"logical_tokens":90,"on_policy_tokens":0,)"
+                        R"("importance_ratio_max_dev_on_policy":0,"staleness_max":3,"forward_s":0.5,"backward_s":0.25,"optimizer_s":0.125})"
+                        "\n{\"step\":3,\"torn").ok());
+  ASSERT_TRUE(WriteFile(run + "/evaluations.jsonl",
+                        R"({"evaluation":0,"version":0,"pass_rate":0.5,"on_policy_tokens":10,"importance_ratio_max_dev_on_policy":0})"
+                        "\n"
+                        R"({"evaluation":1,"version":2,"pass_rate":0.5,"on_policy_tokens":100,"importance_ratio_max_dev_on_policy":0.25})"
+                        "\n").ok());
+  const TrainTotals totals = ReadTrainTotals(run).value();
+  EXPECT_EQ(totals.steps, 2);
+  EXPECT_EQ(totals.tokens_trained, 55);
+  EXPECT_EQ(totals.tree_tokens, 77);
+  EXPECT_EQ(totals.logical_tokens, 99);
+  EXPECT_EQ(totals.on_policy_tokens, 115);
+  EXPECT_EQ(totals.on_policy_versions, (std::vector<int64_t>{2}));
+  EXPECT_EQ(totals.ratio_max_dev_on_policy, 0.25);
+  EXPECT_EQ(totals.staleness_max, 3);
+  EXPECT_EQ(totals.train_s, 7.875);
 }
 
 // Bytes from outside could crash the trainer.
