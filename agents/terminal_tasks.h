@@ -1,15 +1,15 @@
 // The built-in task generator `terminal`: small jobs in a shell, most of which cannot be done without looking first.
 //
 //   looking needed (15 of 20 tasks)                               the look that tells
-//   config   "set the value in apple to red"                 which key does the file use (color, shade, style, theme)
+//   config   "set the value in apple to red"                 which key does the file use (color, shade, style, … of eight)
 //   find     "remove the file with red"                          which file holds the word
 //   folder   "save red as apple in the folder"                   what is the only folder called
-//   ending   "copy apple to pear keeping its ending"              does the file end in txt, md, cfg or log
+//   ending   "copy apple to pear keeping its ending"              does the file end in txt, md, cfg, … (of eight)
 //   level    "write the level of plum in apple"                   what does the file say
 //   no look (5 of 20): write, folder creation, copy
 //
 // Demonstrations for supervised warm-up follow a good strategy (look, act, say done) or one of three poor ones, each of them
-// right on some tasks: `guess` acts at once out of habit (right on one in four of the looking tasks with a habit, and on all
+// right on some tasks: `guess` acts at once out of habit (right on one in eight of the looking tasks with a habit, and on all
 // that need no look), `glance` lists the folder and takes the first thing it sees (right on about a third of `find`, `folder`
 // and `ending`), `quit` stops after its first command (right where one command is enough). What reinforcement learning
 // then has to change is the choice of strategy, not an ability.
@@ -46,8 +46,8 @@ struct Demonstration {
   bool right = false;  // would the verifier accept the end state? (computed by a model of the commands used)
 };
 
-// Demonstration number `index` on a train task. `poor_fraction` of all demonstrations follow a poor strategy: looking families
-// get more of them than plain ones, in a fixed proportion.
+// Demonstration number `index` on a train task; 13 of 20 need looking. `poor_fraction` of all demonstrations follow a poor
+// strategy: looking families get nearly all of them, in a fixed proportion (at 0.5, three of four of theirs).
 Demonstration TerminalDemonstration(uint64_t seed, int64_t index, double poor_fraction);
 
 }  // namespace temper::agents
