@@ -13,6 +13,9 @@
 namespace temper::gateway {
 namespace {
 
+// Far above what a session may have, far below where counting on would overflow; only a damaged log has more.
+constexpr int kCallMax = 1 << 30;
+
 const char* RoleName(Role role) {
   switch (role) {
     case Role::kSystem: return "system";
@@ -560,7 +563,8 @@ Status Session::Apply(const v1::GatewayLogRecord& record) {
   switch (record.record_case()) {
     case v1::GatewayLogRecord::kCall: {
       const auto& call = record.call();
-      if (call.call() < 0 || in_flight_.count(call.call())) return bad("a call began twice");
+      if (call.call() < 0 || call.call() >= kCallMax) return bad("a call has no possible number");
+      if (in_flight_.count(call.call())) return bad("a call began twice");
       next_call_ = std::max(next_call_, call.call() + 1);
       in_flight_[call.call()] = {call.digest(), call.start_s()};
       ++turns_;

@@ -10,6 +10,7 @@
 #include "common/file.h"
 #include "common/json.h"
 #include "common/rng.h"
+#include "tests/fuzz/mutate.h"
 
 namespace temper::agents {
 namespace {
@@ -127,6 +128,22 @@ TEST(EvaluationReport, SurvivesItsFile) {
   EXPECT_EQ(ReportToJson(*back).find("\"pass_rate\":0.66666666666666663"), ReportToJson(report).find("\"pass_rate\":0.66666666666666663"));
   EXPECT_EQ(back->families["find"].passed, 1);
   EXPECT_EQ(back->pass_rate, report.pass_rate);
+}
+
+// What could go wrong: a line of eval.jsonl that was half written crashes the resume.
+TEST(EvaluationReport, SurvivesMutations) {
+  EvaluationReport report;
+  report.tasks = 3;
+  report.families = {{"find", {2, 1}}, {"write", {1, 1}}};
+  Rng rng(7);
+  int accepted = 0;
+  for (int i = 0; i < 5000; ++i) {
+    Result<EvaluationReport> back = ReportFromJson(Mutated(ReportToJson(report), {"null", "{}", "[]", "\"x\"", "1e400", "-1"}, rng));
+    if (!back.ok()) continue;
+    ++accepted;
+    EXPECT_TRUE(ReportFromJson(ReportToJson(*back)).ok());
+  }
+  EXPECT_GT(accepted, 100);
 }
 
 TEST(MakeScaffold, RefusesByName) {

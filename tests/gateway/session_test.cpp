@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <google/protobuf/stubs/logging.h>
+
 #include <random>
 
 #include "gateway/sampled_text.h"
+#include "gateway/session_log.h"
 #include "temper/v1/gateway.pb.h"
 #include "temper/v1/types.pb.h"
+#include "tests/fuzz/mutate.h"
 #include "tests/gateway/fake_policy.h"
 
 namespace temper::gateway {
@@ -509,6 +513,51 @@ TEST(Session, RecoveryRefusesRecordsThatDoNotFit) {
   EXPECT_EQ(std::get<Plan>(planned).anchor_run, 1);
   EXPECT_EQ(std::get<Plan>(planned).call, 2);
   EXPECT_EQ(copy.Committed(1), std::optional<int>(0));
+}
+
+// Records that a bad disk or an older program wrote must be refused, or give a session that can be asked anything.
+TEST(Session, SurvivesMutatedRecords) {
+  Fixture f;
+  ChatRequest r = Ask({User("q")});
+  const Answer first = f.Turn(r, kCall);
+  r.messages.push_back(Echo(first));
+  r.messages.push_back(Tool("x", first.choices[0].tool_calls[0].id));
+  f.Turn(r, "done");
+  f.Begin(r, 5);  // in flight at the crash
+  std::vector<std::string> good;
+  for (const auto& record : f.session.TakeRecords()) good.push_back(record.SerializeAsString());
+  v1::GatewayLogRecord flag, close;
+  flag.set_flag("ill_formed");
+  close.mutable_close()->set_state("sealed");
+  close.mutable_close()->set_reason("done");
+  good.push_back(flag.SerializeAsString());
+  good.push_back(close.SerializeAsString());
+  const google::protobuf::LogSilencer silence;
+  Rng rng(13);
+  int whole = 0;
+  for (int i = 0; i < 4000; ++i) {
+    std::string log;
+    for (const std::string& record : good) {
+      if (!rng.Chance(0.05)) log += Frame(rng.Chance(0.15) ? Mutated(record, {}, rng) : record);
+    }
+    if (i % 3 == 0) log = Mutated(log, {}, rng);
+    uint64_t used = 0;
+    const std::vector<std::string> payloads = Unframe(log, &used);
+    ASSERT_LE(used, log.size());
+    Session copy(Training(), "key", 1000, f.policy, {.context_tokens = 100000});
+    Status status;
+    for (const std::string& payload : payloads) {
+      v1::GatewayLogRecord record;
+      if (status.ok() && record.ParseFromString(payload)) status = copy.Apply(record);
+    }
+    if (!status.ok()) continue;
+    whole += payloads.size() == good.size();
+    copy.AbandonOrphans(9);
+    v1::Trajectory t;
+    copy.ToTrajectory(&t);
+    if (!copy.closed()) copy.Begin(r, 77, 10);
+  }
+  EXPECT_GT(whole, 100);
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 #include "gateway/trajectory_view.h"
 
+#include <google/protobuf/stubs/logging.h>
 #include <gtest/gtest.h>
 
 #include "temper/v1/types.pb.h"
+#include "tests/fuzz/mutate.h"
 
 namespace temper::gateway {
 namespace {
@@ -68,6 +70,23 @@ TEST(TrajectoryView, RefusesWhatIsNoTree) {
   t = Example();
   t.mutable_runs(1)->clear_logprobs();
   EXPECT_EQ(TrajectoryJson(t.SerializeAsString()).status().code(), StatusCode::kDataLoss);
+}
+
+// Bytes of a store that is damaged must be refused or printed.
+TEST(TrajectoryView, SurvivesMutations) {
+  const google::protobuf::LogSilencer silence;
+  const std::string good = Example().SerializeAsString();
+  Rng rng(3);
+  int shown = 0;
+  for (int i = 0; i < 20000; ++i) {
+    const std::string bytes = Mutated(good, {}, rng);
+    TrajectoryViewOptions options{.colour = i % 2 == 0, .tokens = i % 3 == 0, .decode = nullptr};
+    if (i % 5) options.decode = [](const std::vector<int32_t>& ids) { return std::string(ids.size(), ids.empty() ? 'x' : static_cast<char>(ids[0])); };
+    auto text = TrajectoryText(bytes, options);
+    EXPECT_EQ(text.ok(), TrajectoryJson(bytes).ok());
+    shown += text.ok();
+  }
+  EXPECT_GT(shown, 1000);
 }
 
 }  // namespace

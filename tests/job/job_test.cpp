@@ -7,6 +7,7 @@
 #include "common/file.h"
 #include "common/json.h"
 #include "common/rng.h"
+#include "tests/fuzz/mutate.h"
 
 namespace temper::job {
 namespace {
@@ -151,6 +152,47 @@ TEST(Job, RandomOverridesAreHandled) {
     EXPECT_TRUE(again.ok()) << set << ": " << again.status().ToString();
   }
   EXPECT_GT(good, 40);
+}
+
+// What could go wrong: a job file that is damaged, or says something odd in any block, crashes the reader, or resolves to a job
+// that reads differently.
+TEST(Job, SurvivesMutatedFiles) {
+  std::vector<std::string> seeds = {kMinimal};
+  for (const char* name : {"quickstart", "quickstart-shuffled", "smoke", "smollm2-135m"}) {
+    seeds.push_back(*ReadFile(std::string(TEMPER_SOURCE_DIR) + "/configs/" + name + ".yaml"));
+  }
+  // What the files of the tree leave at its default.
+  const std::vector<std::string> sets = {
+      "tasks.train={file: tasks.jsonl, split: train}", "tasks.train.count=0", "sandbox.mounts=[{source: /opt/x, target: /opt/y, read_only: true}]",
+      "sandbox.cgroups=none", "sandbox.rootfs=/", "pool.window={policy: areal}", "pool.window={size: 3}", "pool.window={policy: strict}",
+      "pool.on_deadline=partial", "pool.min_valid=2", "pool.extra=2", "algorithm={recipe: grpo}", "algorithm={recipe: cispo, dynamic_sampling: refill}",
+      "algorithm.kl={coef: 0.1}", "optimizer={name: sgd}", "optimizer={schedule: cosine, warmup_steps: 3, clip_norm: null}", "trainer.memory=1GiB",
+      "trainer.prove_tree=never", "trainer.prove_tree=always", "trainer.sft=null", "rollout={workers: 2, threads: 3, kv_memory: 64MiB}",
+      "gateway={port: 8080, bind: 0.0.0.0}", "verifier={kind: builtin, name: files}", "verifier.failure_reward=-1", "weight_sync.in_flight=span",
+      "model={path: /x}", "model={create: {layers: 1, heads: 3}}", "numerics=f32", "scaffold={kind: builtin, name: tool-loop}", "scaffold.kind=service",
+      "scaffold={kind: command, command: [x], where: host}", "sampling={temperature: 0}", "eval.every=0", "tasks.eval=null"};
+  const std::vector<std::string> words = {"0", "-1", "1", "null", "true", "auto", "1e300", ".nan", "64MiB", "99999999999999999999", "[]", "{}", "{a: 1}",
+                                          "grpo", "builtin", "host", "off", "none", "anchored", "1.5", "\"3\"", "&a", "*a", "\n  ", "- "};
+  Rng rng(41);
+  int accepted = 0, refused = 0;
+  for (int i = 0; i < 2500; ++i) {
+    const std::string& seed = seeds[rng.Below(seeds.size())];
+    std::vector<std::string> some;
+    for (uint64_t n = rng.Below(3); n > 0; --n) some.push_back(sets[rng.Below(sets.size())]);
+    std::string resolved, again;
+    auto job = Read(i % 2 ? Mutated(seed, words, rng) : seed, some, &resolved);
+    if (!job.ok()) {
+      ++refused;
+      EXPECT_FALSE(job.status().message().empty());
+      continue;
+    }
+    ++accepted;
+    auto second = Read(resolved, {}, &again);
+    ASSERT_TRUE(second.ok()) << second.status().ToString() << "\n" << resolved;
+    ASSERT_EQ(again, resolved);
+  }
+  EXPECT_GT(accepted, 200);
+  EXPECT_GT(refused, 200);
 }
 
 }  // namespace

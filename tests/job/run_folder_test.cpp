@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "tests/fuzz/mutate.h"
+
 namespace temper::job {
 namespace {
 
@@ -52,6 +54,26 @@ TEST_F(RunFolderTest, StateRoundTrips) {
   EXPECT_FALSE(RunState::FromJson("{}").ok());
   EXPECT_FALSE(RunState::FromJson("{\"incarnation\":1,\"endpoints\":3}").ok());
   EXPECT_EQ(DefaultRunPath("a", 0), "runs/a-19700101-000000");
+}
+
+// A state file that a full disk or an editor damaged must be refused, not crash the resume.
+TEST(RunState, SurvivesMutations) {
+  RunState state;
+  state.incarnation = 2;
+  state.sandbox_job = "temper-1-a";
+  state.endpoints = {{"pool", "unix-abstract:x"}};
+  state.counters = {{"gateway.tokens_sampled", 12}};
+  Rng rng(9);
+  int accepted = 0;
+  for (int i = 0; i < 10000; ++i) {
+    auto back = RunState::FromJson(Mutated(state.ToJson(), {"null", "{}", "[]", "1e400", "\"x\"", "-1", "1.5"}, rng));
+    if (!back.ok()) continue;
+    ++accepted;
+    auto again = RunState::FromJson(back->ToJson());
+    ASSERT_TRUE(again.ok()) << again.status().ToString();
+    EXPECT_EQ(again->ToJson(), back->ToJson());
+  }
+  EXPECT_GT(accepted, 500);
 }
 
 }  // namespace

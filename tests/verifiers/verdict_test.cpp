@@ -6,6 +6,7 @@
 
 #include "common/base64.h"
 #include "common/rng.h"
+#include "tests/fuzz/mutate.h"
 #include "verifiers/verifier.h"
 
 namespace temper::verifiers {
@@ -73,6 +74,25 @@ TEST(Verdict, Fuzz) {
     EXPECT_EQ(VerdictToJson(*again), VerdictToJson(*v));
   }
   EXPECT_GT(accepted, 300);
+}
+
+// What could go wrong: a case file written by hand crashes the door, or a file of it is read as something else than is printed.
+TEST(Case, SurvivesMutations) {
+  const std::vector<std::string> words = {"\"text\"", "\"base64\"", "\"link\"", "\"folder\"", "\"mode\"", "null", "-1", "512", "{", "[]", "\"AA==\"", "\"A\""};
+  const std::string good = R"({"task":{"id":"t"},"outcome":"scored","final_text":"x","metadata":{"group":3},"files":[{"path":"d","folder":true,"mode":493},)"
+                           R"({"path":"d/a","text":"b"},{"path":"b","base64":"AP8="},{"path":"l","link":"../x"}]})";
+  const std::string brief = R"({"task":{},"files":{"a":"x","b":"y"}})";
+  Rng rng(31);
+  int accepted = 0;
+  for (int i = 0; i < 20000; ++i) {
+    auto c = CaseFromJson(Mutated(i % 4 ? good : brief, words, rng));
+    if (!c.ok()) continue;
+    ++accepted;
+    auto again = CaseFromJson(CaseToJson(*c, true));
+    ASSERT_TRUE(again.ok()) << again.status().ToString();
+    EXPECT_EQ(CaseToJson(*again, true), CaseToJson(*c, true));
+  }
+  EXPECT_GT(accepted, 1000);
 }
 
 // What could go wrong: a case that is written for the door is not what the job built.

@@ -13,9 +13,11 @@
 
 #include "common/clock.h"
 #include "common/faults.h"
+#include "common/rng.h"
 #include "common/rpc.h"
 #include "engine/weights.h"
 #include "temper/v1/weightsync.pb.h"
+#include "tests/fuzz/mutate.h"
 #include "tests/harness/tiny_model.h"
 #include "weightsync/manifest.h"
 #include "weightsync/publisher.h"
@@ -253,6 +255,27 @@ TEST(WeightSync, OtherModelsAreRefused) {
     other.config_json[i] ^= 0x15;
     EXPECT_FALSE(ReadManifest(other).ok()) << other.config_json;  // never a crash, never accepted
   }
+}
+
+// Goes wrong if a manifest that is no configuration of ours, or one of a model no machine could hold, takes a worker down.
+TEST(WeightSync, SurvivesMutatedManifests) {
+  Rng rng(5);
+  const std::vector<std::string> words = {"0", "-1", "2147483647", "1e300", "null", "\"llama3\"", "\"linear\"", "true", "[1,2]", "{}"};
+  const Manifest good = MakeManifest(TinyConfig(), engine::Profile::kBf16);
+  int read = 0;
+  for (int i = 0; i < 20000; ++i) {
+    Manifest m = good;
+    if (i % 8 == 0) m.profile = Mutated(m.profile, {"f32", "bf16"}, rng);
+    m.config_json = i % 3 ? Mutated(good.config_json, words, rng) : good.config_json;
+    if (i % 5 == 0) m.config_hash = HashName(0, m.config_json);
+    if (rng.Chance(0.1)) m.bytes = rng.Next();
+    if (rng.Chance(0.1)) m.layout = Mutated(m.layout, {}, rng);
+    Result<ManifestModel> model = ReadManifest(m);
+    if (!model.ok()) continue;
+    ++read;
+    EXPECT_EQ(MakeManifest(model->config, model->profile).bytes, m.bytes);
+  }
+  EXPECT_GT(read, 100);
 }
 
 // Goes wrong if bytes on the wire can take either side down (seeded mutations of real messages).
