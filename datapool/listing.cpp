@@ -109,10 +109,12 @@ Result<std::vector<std::string>> ExplainGroup(const std::vector<LedgerRecord>& l
       mine = true;
       step = l.step;
     }
-    if (step && l.step && l.kind == LedgerLine::Kind::kRollback) mine = *l.step < *step;
-    if (step && l.step && l.kind == LedgerLine::Kind::kCommit && *l.step >= *step) {
-      mine = true;
-      step.reset();  // for good; later commits say nothing new of it
+    if (step && l.step) {
+      if (l.kind == LedgerLine::Kind::kRollback) mine = *l.step < *step;
+      if (l.kind == LedgerLine::Kind::kCommit && *l.step >= *step) {
+        mine = true;
+        step.reset();  // for good; later commits say nothing new of it
+      }
     }
     if (mine) out.push_back(PrintLedger(record));
   }

@@ -16,6 +16,7 @@ set -euo pipefail
 
 say() { printf 'bare machine: %s\n' "$*"; }
 die() { printf 'bare machine: %s\n' "$*" >&2; exit 2; }
+package_count() { grep -c '^Status: install ok' "${1%/}/var/lib/dpkg/status"; }
 disk_mb() { du -sxm "$@" | awk '{sum += $1} END {print sum}'; }
 
 # ---- Outside: a folder, and the clean-up of everything.
@@ -34,10 +35,12 @@ outside() {
   [ "$(id -u)" -eq 0 ] || die "must be root: it makes devices, mounts and a new root"
   if ! command -v debootstrap >/dev/null; then
     say "installing debootstrap"
-    apt-get install -y --no-install-recommends debootstrap >/dev/null 2>&1 || die "debootstrap is missing and apt-get could not install it"
+    apt-get install -y --no-install-recommends debootstrap >/dev/null 2>&1 ||
+      die "debootstrap is missing and apt-get could not install it"
   fi
   source=$(git -C "$(dirname "$0")" rev-parse --show-toplevel)
-  [ -z "$(git -C "$source" status --porcelain --untracked-files=no)" ] || say "note: the checkout has changes; the machine gets HEAD without them"
+  [ -z "$(git -C "$source" status --porcelain --untracked-files=no)" ] ||
+    say "note: the checkout has changes; the machine gets HEAD without them"
 
   folder=$(mktemp -d "$parent/temper-bare-machine.XXXXXX")
   inside_pid=''
@@ -73,7 +76,8 @@ copy_site() {
   local keyring
   for keyring in /usr/share/keyrings/*; do [ ! -f "$keyring" ] || cp -n "$keyring" "$root/usr/share/keyrings/"; done
   # Only how to reach a source (proxies, retries, checks): hooks of the host's own programs have no place in a bare machine.
-  apt-config dump | grep -E '^Acquire::[^ ]* "..*";$' | grep -vE '^Acquire::(IndexTargets|cdrom|Changelogs)' >"$root/etc/apt/apt.conf.d/90site" || true
+  apt-config dump | grep -E '^Acquire::[^ ]* "..*";$' | grep -vE '^Acquire::(IndexTargets|cdrom|Changelogs)' \
+    >"$root/etc/apt/apt.conf.d/90site" || true
   [ ! -f /etc/pip.conf ] || cp -L /etc/pip.conf "$root/etc/pip.conf"
   if [ -d /usr/local/share/ca-certificates ]; then
     mkdir -p "$root/usr/local/share/ca-certificates"
@@ -98,15 +102,20 @@ inside() {
   local source=$1 folder=$2 at=$3 cache=$4 root=$2/root
   shift 4
   local began=$SECONDS suite=bookworm mirror
-  mirror=$(apt-get indextargets --format '$(CODENAME) $(REPO_URI)' 'Identifier: Packages' | awk -v suite=$suite '$1 == suite {print $2; exit}')
+  mirror=$(apt-get indextargets --format '$(CODENAME) $(REPO_URI)' 'Identifier: Packages' |
+    awk -v suite=$suite '$1 == suite && !found {print $2; found = 1}')
   [ -n "$mirror" ] || die "apt on this host has no source for $suite"
-  debootstrap --variant=minbase "$suite" "$root" "$mirror" >"$folder/debootstrap.log" 2>&1 || { tail -n 20 "$folder/debootstrap.log" >&2; die "debootstrap failed"; }
+  if ! debootstrap --variant=minbase "$suite" "$root" "$mirror" >"$folder/debootstrap.log" 2>&1; then
+    tail -n 20 "$folder/debootstrap.log" >&2
+    die "debootstrap failed"
+  fi
   copy_site "$root"
   mkdir -p "$root$(dirname "$at")"
   git clone --quiet --no-hardlinks "$source" "$root$at"
   git -C "$root$at" checkout --quiet --detach "$(git -C "$source" rev-parse HEAD)"
   chown -R root:root "$root$at"
-  say "Debian $suite (minbase) made in $((SECONDS - began)) s: $(grep -c '^Status: install ok' "$root/var/lib/dpkg/status") packages, $(disk_mb "$root") MB; clone of $(git -C "$source" rev-parse --short=12 HEAD) at $at"
+  say "Debian $suite (minbase) made in $((SECONDS - began)) s: $(package_count "$root") packages, $(disk_mb "$root") MB;" \
+    "clone of $(git -C "$source" rev-parse --short=12 HEAD) at $at"
 
   mount --bind "$root" "$root"
   mount -t proc proc "$root/proc"
@@ -138,7 +147,7 @@ machine() {
   [ "$(id -u)" -eq 0 ] && unshare --user --map-root-user true || die "no user namespaces in the machine"
   local rc=0 words began ended bare_mb packages
   bare_mb=$(disk_mb /)
-  packages=$(grep -c '^Status: install ok' /var/lib/dpkg/status)
+  packages=$(package_count /)
   cd "$at"
   for command in "$@"; do
     say "\$ ./temper $command"
@@ -150,7 +159,8 @@ machine() {
   done
   local clone_mb
   clone_mb=$(disk_mb "$at")
-  say "packages installed: $(($(grep -c '^Status: install ok' /var/lib/dpkg/status) - packages)); root $(disk_mb /) MB (was $bare_mb MB), of which the clone with its build and runs $clone_mb MB"
+  say "packages installed: $(($(package_count /) - packages)); root $(disk_mb /) MB (was $bare_mb MB)," \
+    "of which the clone with its build and runs $clone_mb MB"
   return $rc
 }
 

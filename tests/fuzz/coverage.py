@@ -28,7 +28,8 @@ def run_test(build, binary, pattern):
     path = next((p for p in build.glob(f"tests/**/{binary}") if p.is_file()), None)
     if path is None:
         return f"{binary} is not built"
-    run = subprocess.run([path, f"--gtest_filter={pattern}"], cwd=path.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    run = subprocess.run([path, f"--gtest_filter={pattern}"], cwd=path.parent, stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT, text=True, errors="replace")
     ran = re.search(r"(\d+) tests? from .* ran\.", run.stdout)
     if run.returncode != 0 or not ran or ran.group(1) == "0":
         return f"{binary} --gtest_filter={pattern} ended with {run.returncode}:\n{run.stdout[-3000:]}"
@@ -39,7 +40,8 @@ def line_counts(build, source):
     """{line: count}, [(name, first line, last line)…] of one source file; template instances of a line are added up."""
     lines, functions = {}, []
     for notes in build.rglob(f"{pathlib.Path(source).name}.gcda"):
-        out = subprocess.run(["gcov", "--json-format", "--demangled-names", "--stdout", notes], cwd=build, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
+        out = subprocess.run(["gcov", "--json-format", "--demangled-names", "--stdout", notes], cwd=build,
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
         for document in out.splitlines():
             for file in json.loads(document)["files"]:
                 if (build / file["file"]).resolve() != (ROOT / source).resolve() and file["file"] != source:
@@ -52,7 +54,8 @@ def line_counts(build, source):
 
 def selected(lines, functions, only, skip):
     def inside(patterns):
-        return {n for name, first, last in functions if any(re.search(p, name) for p in patterns) for n in range(first, last + 1)}
+        return {n for name, first, last in functions if any(re.search(p, name) for p in patterns)
+                for n in range(first, last + 1)}
     keep = inside(only) if only else set(lines)
     return {n: count for n, count in lines.items() if n in keep - inside(skip)}
 
@@ -102,7 +105,8 @@ def main():
             reached = sum(1 for count in lines.values() if count)
             share = reached / len(lines) if lines else 0.0
             bad += share < FLOOR
-            print(f"{share:6.1%} {reached:>5}/{len(lines):<5}  {source:<38} {name}{'' if share >= FLOOR else f'  BELOW {FLOOR:.0%}'}", flush=True)
+            mark = "" if share >= FLOOR else f"  BELOW {FLOOR:.0%}"
+            print(f"{share:6.1%} {reached:>5}/{len(lines):<5}  {source:<38} {name}{mark}", flush=True)
             if args.missed:
                 print(f"       missed: {ranges(n for n, count in lines.items() if not count)}")
     print(f"{bad} below {FLOOR:.0%} or failed" if bad else f"every parser at or above {FLOOR:.0%}")

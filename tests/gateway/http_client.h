@@ -41,12 +41,12 @@ class RawClient {
       sent += n;
     }
   }
-  // Everything until `end` was seen, the server closed, or 10 s.
-  std::string Hear(const std::string& end) {
+  // Everything until `end` was seen, the server closed, or nothing came for `silence_ms`.
+  std::string Hear(const std::string& end, int silence_ms = 10'000) {
     std::string all;
     while (end.empty() || all.find(end) == std::string::npos) {
       pollfd p{fd_, POLLIN, 0};
-      if (::poll(&p, 1, 10'000) <= 0) return all + "<silence>";
+      if (::poll(&p, 1, silence_ms) <= 0) return all + "<silence>";
       char buffer[4096];
       ssize_t n = ::recv(fd_, buffer, sizeof buffer, 0);
       if (n <= 0) return all + "<closed>";

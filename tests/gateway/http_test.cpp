@@ -145,11 +145,27 @@ TEST_F(HttpTest, SurvivesMutatedRequests) {
   ServerOptions options;
   options.header_s_max = 1;
   options.body_s_max = 1;
-  Start(Echo(), options);
+  options.body_bytes_max = 2000;
+  options.header_bytes_max = 1000;
+  Start([](Request r, std::shared_ptr<Responder> out) {
+    out->OnGone([] {});
+    out->OnDelivered([] {});
+    if (r.path == "/none") return;
+    if (r.path != "/stream") return out->Send(200, {}, r.method + " " + r.body);
+    out->Begin(200, {});
+    out->Write(r.body);
+    out->End(r.query.empty());
+  }, options);
   std::mt19937 rng(7);
-  const std::string seed = Post("hello body", "Connection: close\r\n");
-  for (int i = 0; i < 300; ++i) {
-    std::string bytes = seed;
+  const std::string chunked = "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n3;x=y\r\nyou\r\n0\r\n\r\n";
+  const std::vector<std::string> seeds = {
+      Post("hello body", "Connection: close\r\n"), Post("one") + Post("two", "Connection: close\r\n"), "POST /stream HTTP/1.1\r\n" + chunked,
+      "POST /stream?x HTTP/1.1\r\nConnection: close\r\n" + chunked, "HEAD /stream HTTP/1.0\r\n\r\n", "GET /none HTTP/1.1\r\n\r\n",
+      "PUT / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nok", Post(std::string(3000, 'b')),
+      "POST / HTTP/1.1\r\n" + std::string("Transfer-Encoding: chunked\r\n\r\nfff\r\n") + std::string(0xfff, 'c'),
+      Post("x", "X-Long: " + std::string(1500, 'h') + "\r\n")};
+  for (int i = 0; i < 400; ++i) {
+    std::string bytes = seeds[rng() % seeds.size()];
     for (int k = 0; k < 1 + static_cast<int>(rng() % 4); ++k) {
       const size_t at = rng() % bytes.size();
       switch (rng() % 3) {
@@ -160,6 +176,7 @@ TEST_F(HttpTest, SurvivesMutatedRequests) {
     }
     Client client(port_);
     client.Say(bytes);
+    if (i % 4 == 0) client.Hear("\r\n\r\n", 50);
   }
   Client client(port_);
   client.Say(Post("alive"));

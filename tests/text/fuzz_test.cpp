@@ -82,8 +82,52 @@ TEST(Fuzz, TokenizerJsonAndText) {
     std::string text;
     for (int k = 0; k < 10; ++k) text += pieces[rng() % pieces.size()];
     const std::vector<int32_t> ids = t->Encode(text, {.add_special = (i & 1) != 0, .parse_special = (i & 2) != 0});
+    const std::string whole = t->Decode(ids);
+    EXPECT_TRUE(IsValidUtf8(whole));
+    StreamDecoder stream(*t);
+    std::string pieces_of_it;
+    for (size_t at = 0; at < ids.size(); at += 3) pieces_of_it += stream.Append(std::span(ids).subspan(at, std::min<size_t>(3, ids.size() - at)));
+    EXPECT_EQ(pieces_of_it + stream.Finish(), whole);
+  }
+}
+
+// The same kind of tokenizer as the metadata of a GGUF file says it: lists that disagree, ids that point nowhere.
+TEST(Fuzz, TokenizerGguf) {
+  std::mt19937_64 rng(6);
+  const std::vector<std::string> pres = {"smollm", "llama-bpe", "qwen2", "gpt-2", "default", "deepseek-v3", "llama3", "qwen35", ""};
+  const std::vector<std::string> words = {"a", "b", "ab", "\u0120", "\u0120a", "abab", "<s>", "</s>", "1", "\xff", ""};
+  int accepted = 0;
+  for (int i = 0; i < 3000; ++i) {
+    GgufTokenizer g;
+    g.model = i % 50 ? "gpt2" : "llama";
+    g.pre = pres[rng() % pres.size()];
+    g.tokens = {"a", "b", "ab", "\u0120", "\u0120a", "abab", "<s>", "</s>"};
+    g.token_types = {1, 1, 1, 1, 1, 1, 3, 4};
+    g.merges = {"a b", "ab ab", "\u0120 a"};
+    g.bos = 6;
+    g.eos = 7;
+    g.add_bos = rng() % 2;
+    g.add_eos = rng() % 2;
+    for (int e = static_cast<int>(rng() % 3); e > 0; --e) {
+      const std::string& word = words[rng() % words.size()];
+      switch (rng() % 8) {
+        case 0: g.tokens[rng() % g.tokens.size()] = word; break;
+        case 1: g.tokens.push_back(word); break;
+        case 2: g.token_types[rng() % g.token_types.size()] = static_cast<int32_t>(rng() % 9) - 1; break;
+        case 3: g.token_types.clear(); g.token_types.resize(g.tokens.size(), 1); break;
+        case 4: g.merges.push_back(word + (rng() % 4 ? " " : "") + words[rng() % words.size()]); break;
+        case 5: g.bos = static_cast<int32_t>(rng()); break;
+        case 6: g.eos.reset(); break;
+        default: g.merges[rng() % g.merges.size()] = word + " " + words[rng() % words.size()]; break;
+      }
+    }
+    auto t = Tokenizer::FromGguf(g);
+    if (!t.ok()) continue;
+    ++accepted;
+    const std::vector<int32_t> ids = t->Encode("abab a's <s>12 \u00e9</s>\xff  \n", {.add_special = true, .parse_special = (i & 1) != 0});
     EXPECT_TRUE(IsValidUtf8(t->Decode(ids)));
   }
+  EXPECT_GT(accepted, 500);
 }
 
 // A regular expression from a tokenizer file must not take exponential time.

@@ -82,17 +82,18 @@ TEST(Case, SurvivesMutations) {
   const std::string good = R"({"task":{"id":"t"},"outcome":"scored","final_text":"x","metadata":{"group":3},"files":[{"path":"d","folder":true,"mode":493},)"
                            R"({"path":"d/a","text":"b"},{"path":"b","base64":"AP8="},{"path":"l","link":"../x"}]})";
   const std::string brief = R"({"task":{},"files":{"a":"x","b":"y"}})";
+  const std::string scalars = R"({"task":0,"metadata":1,"files":[2]})";  // a value for a value makes any type of these
   Rng rng(31);
   int accepted = 0;
   for (int i = 0; i < 20000; ++i) {
-    auto c = CaseFromJson(Mutated(i % 4 ? good : brief, words, rng));
+    auto c = CaseFromJson(Mutated(i % 4 ? good : i % 8 ? brief : scalars, words, rng));
     if (!c.ok()) continue;
     ++accepted;
     auto again = CaseFromJson(CaseToJson(*c, true));
     ASSERT_TRUE(again.ok()) << again.status().ToString();
     EXPECT_EQ(CaseToJson(*again, true), CaseToJson(*c, true));
   }
-  EXPECT_GT(accepted, 1000);
+  EXPECT_GT(accepted, 500);
 }
 
 // What could go wrong: a case that is written for the door is not what the job built.
