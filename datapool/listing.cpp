@@ -99,7 +99,7 @@ std::vector<std::string> ListGroups(const std::vector<LedgerRecord>& ledger) {
 
 Result<std::vector<std::string>> ExplainGroup(const std::vector<LedgerRecord>& ledger, int64_t group) {
   std::vector<std::string> out;
-  std::optional<int64_t> step;
+  int64_t step = -1;  // of its lease, as long as a commit or a rollback may still speak of it; -1 = none
   bool admitted = false;
   for (const LedgerRecord& record : ledger) {
     const LedgerLine& l = record.line;
@@ -107,14 +107,12 @@ Result<std::vector<std::string>> ExplainGroup(const std::vector<LedgerRecord>& l
     admitted |= mine && l.kind == LedgerLine::Kind::kAdmit;
     if (l.kind == LedgerLine::Kind::kLease && std::count(l.groups.begin(), l.groups.end(), group)) {
       mine = true;
-      step = l.step;
+      step = l.step.value_or(-1);
     }
-    if (step && l.step) {
-      if (l.kind == LedgerLine::Kind::kRollback) mine = *l.step < *step;
-      if (l.kind == LedgerLine::Kind::kCommit && *l.step >= *step) {
-        mine = true;
-        step.reset();  // for good; later commits say nothing new of it
-      }
+    if (step >= 0 && l.step && l.kind == LedgerLine::Kind::kRollback) mine = *l.step < step;
+    if (step >= 0 && l.step && l.kind == LedgerLine::Kind::kCommit && *l.step >= step) {
+      mine = true;
+      step = -1;  // for good; later commits say nothing new of it
     }
     if (mine) out.push_back(PrintLedger(record));
   }

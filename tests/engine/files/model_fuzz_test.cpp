@@ -8,6 +8,8 @@
 #include "engine/files/gguf.h"
 #include "engine/files/safetensors.h"
 #include "tests/engine/files/files_helpers.h"
+#include "tests/fuzz/mutate.h"
+#include "text/json.h"
 
 namespace temper::engine {
 namespace {
@@ -48,12 +50,41 @@ TEST(Fuzz, Safetensors) {
   const TestDir dir;
   std::mt19937_64 rng(2);
   SaveSmall(dir / "m");
-  const std::string good = ReadFile(dir / "m/model.safetensors").value();
-  for (int i = 0; i < 600; ++i) {
-    ASSERT_TRUE(WriteFile(dir / "m/model.safetensors", Mutate(good, i % 2 ? 64 : 3000, rng)).ok());
+  std::vector<std::string> good = {ReadFile(dir / "m/model.safetensors").value()};
+  const ModelConfig config = SmallConfig();
+  ASSERT_TRUE(SaveHuggingFace(dir / "bf16", config, InitParameters(config, 5), SmallText(), FileType::kBF16).ok());
+  good.push_back(ReadFile(dir / "bf16/model.safetensors").value());
+  good.push_back(good.back());
+  for (size_t at = 0; (at = good.back().find("\"BF16\"", at)) != std::string::npos;) good.back().replace(at, 6, "\"F16\" ");
+  for (int i = 0; i < 800; ++i) {
+    ASSERT_TRUE(WriteFile(dir / "m/model.safetensors", Mutate(good[rng() % good.size()], i % 2 ? 64 : 3000, rng)).ok());
     (void)LoadModel(dir / "m").ok();
   }
   EXPECT_LT(PeakRssBytes(), int64_t{1} << 30);
+}
+
+// The index of a model in several files: names of files are bytes from outside, too.
+TEST(Fuzz, SafetensorsIndex) {
+  const TestDir dir;
+  Rng rng(4);
+  SaveSmall(dir / "m");
+  const std::string bytes = ReadFile(dir / "m/model.safetensors").value();
+  for (const char* shard : {"a", "b"}) ASSERT_TRUE(WriteFile(dir / "m" + ("/" + std::string(shard)), bytes).ok());
+  text::Dict map;
+  const SafetensorsFile whole = SafetensorsFile::Open(dir / "m/model.safetensors").value();
+  for (const FileTensor& t : whole.tensors()) map.Set(t.name, rng.Chance(0.5) ? "a" : "b");
+  ASSERT_TRUE(RemoveAll(dir / "m/model.safetensors").ok());
+  const std::string good = text::CompactJson(text::MakeDict({{"weight_map", std::move(map)}}));
+  int loaded = 0;
+  for (int i = 0; i < 800; ++i) {
+    const std::vector<std::string> words = {"..", "../m/a", "/", "a", "b", "", "config.json", "model.norm.weight", "1", "{"};
+    std::string index = good;
+    if (i % 4) index = Mutated(good, words, rng);
+    ASSERT_TRUE(WriteFile(dir / "m/model.safetensors.index.json", index).ok());
+    loaded += LoadModel(dir / "m").ok();
+  }
+  EXPECT_GE(loaded, 200);  // the undamaged ones
+  EXPECT_LT(loaded, 800);
 }
 
 TEST(Fuzz, ConfigJson) {
