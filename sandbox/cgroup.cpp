@@ -8,6 +8,8 @@
 
 #include <cerrno>
 
+#include <fmt/format.h>
+
 #include "common/clock.h"
 #include "common/strings.h"
 
@@ -66,12 +68,15 @@ bool KillAndRemove(const std::string& dir) {
 }
 
 // Empty groups of jobs whose owner is dead: a machine that was cut off, or a janitor that was killed with its owner.
-// Nothing is killed here: a group that still holds a process may be another janitor's, at work.
+// Nothing is killed here: a group that still holds a process may be another janitor's, at work. A hierarchy can be shared with
+// containers, whose process numbers mean nothing here: their groups are left to them, empty or not.
 void RemoveEmptyOfDeadJobs(const std::string& base) {
+  const std::string tag = PidNamespaceTag();
   for (const std::string& dir : SubFolders(base)) {
     std::vector<std::string> parts = Split(BaseName(dir), '-');
     int64_t pid;
     if (parts.size() != 3 || parts[0] != "temper" || !ParseInt(parts[1], &pid) || pid <= 1) continue;
+    if (parts[2].compare(0, tag.size(), tag) != 0) continue;
     if (kill(static_cast<pid_t>(pid), 0) == 0 || errno != ESRCH) continue;
     for (const std::string& sub : SubFolders(dir)) rmdir(sub.c_str());
     rmdir(dir.c_str());
@@ -89,6 +94,13 @@ bool RemoveRoots(const std::vector<std::string>& roots, double timeout_s) {
 }
 
 }  // namespace
+
+std::string PidNamespaceTag() {
+  struct stat s {};
+  // Without /proc no other process can be looked at either.
+  if (stat("/proc/self/ns/pid", &s) != 0) return "00000000";
+  return fmt::format("{:08x}", static_cast<uint32_t>(s.st_ino));
+}
 
 CgroupBases ParseCgroupBases(const std::string& mountinfo, const std::string& own) {
   // Our path in each hierarchy: "ID:controllers:PATH"; version 2 has no controllers.

@@ -212,13 +212,19 @@ TEST(Cgroup, EmptyGroupsOfDeadJobsAreRemoved) {
   pid_t dead = fork();
   if (dead == 0) _exit(0);
   waitpid(dead, nullptr, 0);
-  const std::string gone = base + "/temper-" + std::to_string(dead) + "-0a1b2c3d", alive = base + "/temper-" + std::to_string(getpid()) + "-0a1b2c3d";
-  for (const std::string& dir : {gone + "/s0", alive + "/s0", base + "/temper-x-y", base + "/other-1-2"}) ASSERT_TRUE(MakeDirs(dir).ok());
+  const std::string gone = base + "/temper-" + std::to_string(dead) + "-" + PidNamespaceTag() + "0a1b2c3d";
+  const std::string alive = base + "/temper-" + std::to_string(getpid()) + "-" + PidNamespaceTag() + "0a1b2c3d";
+  // Of a container that shares the hierarchy: alive, but its number is nobody's here.
+  const std::string foreign = base + "/temper-" + std::to_string(dead) + "-0badc0de0a1b2c3d";
+  for (const std::string& dir : {gone + "/s0", alive + "/s0", foreign + "/s0", base + "/temper-x-y", base + "/other-1-2"}) {
+    ASSERT_TRUE(MakeDirs(dir).ok());
+  }
   CgroupBases bases;
   bases.v1_memory = bases.v1_pids = base;
   ASSERT_TRUE(CgroupTree::OpenAt(CgroupMode::kHybrid, "job", bases).ok());
   EXPECT_FALSE(Exists(gone));
   EXPECT_TRUE(Exists(alive + "/s0"));
+  EXPECT_TRUE(Exists(foreign + "/s0"));
   EXPECT_TRUE(Exists(base + "/temper-x-y"));
   EXPECT_TRUE(Exists(base + "/other-1-2"));
   ASSERT_TRUE(RemoveAll(base).ok());
