@@ -73,10 +73,11 @@ bool KillAndRemove(const std::string& dir) {
 void RemoveEmptyOfDeadJobs(const std::string& base) {
   const std::string tag = PidNamespaceTag();
   for (const std::string& dir : SubFolders(base)) {
-    std::vector<std::string> parts = Split(BaseName(dir), '-');
+    const std::vector<std::string> parts = Split(BaseName(dir), '-');
+    if (parts.size() != 3 || parts[0] != "temper") continue;
+    const std::vector<std::string> owner = Split(parts[1], '.');
     int64_t pid;
-    if (parts.size() != 3 || parts[0] != "temper" || !ParseInt(parts[1], &pid) || pid <= 1) continue;
-    if (parts[2].compare(0, tag.size(), tag) != 0) continue;
+    if (owner.size() != 2 || owner[1] != tag || !ParseInt(owner[0], &pid) || pid <= 1) continue;
     if (kill(static_cast<pid_t>(pid), 0) == 0 || errno != ESRCH) continue;
     for (const std::string& sub : SubFolders(dir)) rmdir(sub.c_str());
     rmdir(dir.c_str());

@@ -25,8 +25,8 @@ struct CgroupBases {
   std::string v2;
   bool v2_limits = false;  // v2 has memory and pids to give to children
 };
-// Eight hexadecimal digits: the pid namespace in which this process's numbers mean something. The third word of a job id
-// (`temper-PID-TAGRANDOM`) begins with it, so that nobody takes another container's job for a dead one.
+// Eight hexadecimal digits: the pid namespace in which this process's numbers mean something. A job id (`temper-PID.TAG-RANDOM`)
+// holds it, so that nobody takes another container's job for a dead one.
 std::string PidNamespaceTag();
 
 // From the text of /proc/self/mountinfo and /proc/self/cgroup. Does not look at v2's controllers.

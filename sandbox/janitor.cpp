@@ -107,7 +107,7 @@ Result<Janitor> ForkJanitor(const JanitorOptions& options) {
   Fd service_end(service[0]), janitor_service(service[1]);
   auto impl = std::make_unique<Janitor::Impl>();
   uint64_t random = Mix64(static_cast<uint64_t>(SystemClock::Get().WallS() * 1e6) ^ (static_cast<uint64_t>(getpid()) << 40));
-  impl->job_id = "temper-" + std::to_string(getpid()) + "-" + PidNamespaceTag() +
+  impl->job_id = "temper-" + std::to_string(getpid()) + "." + PidNamespaceTag() + "-" +
                  HexEncode(std::string_view(reinterpret_cast<char*>(&random), 4));
 
   pid_t pid = fork();

@@ -145,7 +145,7 @@ machine() {
   local at=$1
   shift
   [ "$(id -u)" -eq 0 ] && unshare --user --map-root-user true || die "no user namespaces in the machine"
-  local rc=0 words began ended bare_mb packages
+  local rc=0 status words began ended bare_mb packages
   bare_mb=$(disk_mb /)
   packages=$(package_count /)
   cd "$at"
@@ -153,7 +153,9 @@ machine() {
     say "\$ ./temper $command"
     read -ra words <<<"$command"
     began=$(date +%s)
-    ./temper "${words[@]}" && say "./temper $command: ok" || { rc=1; say "./temper $command: FAILED with status $?"; }
+    status=0
+    ./temper "${words[@]}" || status=$?
+    if [ $status -eq 0 ]; then say "./temper $command: ok"; else rc=1; say "./temper $command: FAILED with status $status"; fi
     ended=$(date +%s)
     phases "$began" "$ended"
   done

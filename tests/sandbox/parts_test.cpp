@@ -212,10 +212,10 @@ TEST(Cgroup, EmptyGroupsOfDeadJobsAreRemoved) {
   pid_t dead = fork();
   if (dead == 0) _exit(0);
   waitpid(dead, nullptr, 0);
-  const std::string gone = base + "/temper-" + std::to_string(dead) + "-" + PidNamespaceTag() + "0a1b2c3d";
-  const std::string alive = base + "/temper-" + std::to_string(getpid()) + "-" + PidNamespaceTag() + "0a1b2c3d";
+  const std::string gone = base + "/temper-" + std::to_string(dead) + "." + PidNamespaceTag() + "-0a1b2c3d";
+  const std::string alive = base + "/temper-" + std::to_string(getpid()) + "." + PidNamespaceTag() + "-0a1b2c3d";
   // Of a container that shares the hierarchy: alive, but its number is nobody's here.
-  const std::string foreign = base + "/temper-" + std::to_string(dead) + "-0badc0de0a1b2c3d";
+  const std::string foreign = base + "/temper-" + std::to_string(dead) + ".0badc0de-0a1b2c3d";
   for (const std::string& dir : {gone + "/s0", alive + "/s0", foreign + "/s0", base + "/temper-x-y", base + "/other-1-2"}) {
     ASSERT_TRUE(MakeDirs(dir).ok());
   }
