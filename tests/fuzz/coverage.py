@@ -39,7 +39,10 @@ def run_test(build, binary, pattern):
 def line_counts(build, source):
     """{line: count}, [(name, first line, last line)…] of one source file; template instances of a line are added up."""
     lines, functions = {}, []
-    for notes in build.rglob(f"{pathlib.Path(source).name}.gcda"):
+    # A header is counted where the sources of its folder include it.
+    path = pathlib.Path(source)
+    found = (build / path.parent).rglob("*.gcda") if path.suffix == ".h" else build.rglob(f"{path.name}.gcda")
+    for notes in found:
         out = subprocess.run(["gcov", "--json-format", "--demangled-names", "--stdout", notes], cwd=build,
                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
         for document in out.splitlines():
