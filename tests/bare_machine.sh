@@ -17,7 +17,7 @@ set -euo pipefail
 say() { printf 'bare machine: %s\n' "$*"; }
 die() { printf 'bare machine: %s\n' "$*" >&2; exit 2; }
 package_count() { grep -c '^Status: install ok' "${1%/}/var/lib/dpkg/status"; }
-disk_mb() { du -sxm "$@" | awk '{sum += $1} END {print sum}'; }
+disk_mb() { du -sxm --exclude=/ccache "$@" | awk '{sum += $1} END {print sum}'; }
 
 # ---- Outside: a folder, and the clean-up of everything.
 outside() {
