@@ -10,6 +10,7 @@ std::string RunState::ToJson() const {
   w.BeginObject();
   w.Key("phase").String(phase).Key("incarnation").Int(incarnation).Key("pid").Int(pid).Key("sandbox_job").String(sandbox_job);
   w.Key("working_folder").String(working_folder).Key("started_wall_s").Double(started_wall_s).Key("wall_s").Double(wall_s);
+  w.Key("sampling_s").Double(sampling_s);
   w.Key("endpoints").BeginObject();
   for (const auto& [name, address] : endpoints) w.Key(name).String(address);
   w.EndObject().Key("counters").BeginObject();
@@ -30,6 +31,7 @@ Result<RunState> RunState::FromJson(const std::string& text) {
   ASSIGN_OR_RETURN(state.working_folder, root.StringOr("working_folder", ""));
   ASSIGN_OR_RETURN(state.started_wall_s, root.DoubleOr("started_wall_s", 0));
   ASSIGN_OR_RETURN(state.wall_s, root.DoubleOr("wall_s", 0));
+  ASSIGN_OR_RETURN(state.sampling_s, root.DoubleOr("sampling_s", 0));
   if (root.Has("endpoints")) {
     ASSIGN_OR_RETURN(const JsonRef endpoints, root.Field("endpoints"));
     if (!endpoints.value().is_object()) return endpoints.Error("expected an object");

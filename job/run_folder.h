@@ -22,8 +22,9 @@ struct RunState {
   std::string working_folder;      // where relative paths of the job begin
   double started_wall_s = 0;       // of the first start
   double wall_s = 0;               // over all incarnations before this one
+  double sampling_s = 0;           // of which tokens were drawn
   std::map<std::string, std::string> endpoints;  // "pool" -> "unix-abstract:…"; "agent_plane" -> "127.0.0.1:PORT"
-  std::map<std::string, double> counters;        // "gateway.tokens_sampled": sums over processes that are gone
+  std::map<std::string, double> counters;        // what outlives its process (job/watcher.h, Counters)
 
   std::string ToJson() const;
   static Result<RunState> FromJson(const std::string& text);

@@ -1,6 +1,9 @@
 #include "job/summary.h"
 
+#include <algorithm>
 #include <optional>
+#include <set>
+#include <string_view>
 
 #include "common/file.h"
 #include "common/json.h"
@@ -73,6 +76,14 @@ std::string MakeSummary(const Job& job, const Plan& plan, const std::string& run
   // The gateway sees every token; those of evaluations are counted apart.
   const double sampled = counter("gateway.tokens_sampled"), sampled_eval = counter("gateway.tokens_sampled_eval");
 
+  // What the trainer and the workers said they ran on, not what was planned.
+  std::set<std::string> paths;
+  for (const auto& [name, value] : end.counters) {
+    constexpr std::string_view kMark = ".cpu_path.";
+    if (const size_t at = name.find(kMark); at != std::string::npos && value > 0) paths.insert(name.substr(at + kMark.size()));
+  }
+  if (paths.empty()) notes.push_back("no role said which kernels it ran on");
+
   JsonWriter w;
   auto number = [&](const char* key, std::optional<double> value) {
     w.Key(key);
@@ -110,7 +121,9 @@ std::string MakeSummary(const Job& job, const Plan& plan, const std::string& run
   w.Key("sample").Double(end.sampling_s > 0 ? (sampled + sampled_eval) / end.sampling_s : 0);
   w.Key("train").Double(totals.train_s > 0 ? static_cast<double>(totals.logical_tokens) / totals.train_s : 0).EndObject();
   w.Key("numerics").String(job.numerics);
-  w.Key("cpu_paths").BeginArray().String(plan.cpu_path).EndArray();
+  w.Key("cpu_paths").BeginArray();
+  for (const std::string& path : paths) w.String(path);
+  w.EndArray();
   w.Key("restarts").Int(end.restarts);
   w.Key("notes").BeginArray();
   for (const std::string& note : notes) w.String(note);

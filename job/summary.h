@@ -16,9 +16,9 @@ struct JobEnd {
   std::string phase;      // done | failed | stopped
   std::string reason;     // one line
   double wall_s = 0;      // of all starts of the run
-  double sampling_s = 0;  // during which tokens were drawn
-  int64_t restarts = 0;   // of roles
-  std::map<std::string, double> counters;  // "gateway.tokens_sampled", …
+  double sampling_s = 0;  // of all starts: during which tokens were drawn
+  int64_t restarts = 0;   // of roles, in the last start
+  std::map<std::string, double> counters;  // of all starts: "gateway.tokens_sampled", "trainer.cpu_path.avx512", …
 };
 
 // Joins what the run folder holds with `end`. What cannot be read is null and named in "notes".

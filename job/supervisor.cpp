@@ -98,6 +98,7 @@ struct Supervisor::Impl {
     options.slots = plan.slots;
     options.warm_up_tokens = job.trainer.sft ? job.trainer.sft->tokens : 0;
     options.elapsed_before_s = state.wall_s;
+    options.sampling_before_s = state.sampling_s;
     options.counters = state.counters;
     for (const RoleSpec& spec : specs) options.addresses[spec.name] = spec.address;
     return options;
@@ -210,6 +211,7 @@ struct Supervisor::Impl {
     now.phase = phase;
     now.counters = watcher.Counters();
     now.wall_s = state.wall_s + clock.NowS() - started_s;
+    now.sampling_s = watcher.SamplingS();
     if (Status s = run.WriteState(now); !s.ok()) log::Error("state not written", {{"error", s.ToString()}});
   }
 

@@ -20,6 +20,7 @@ constexpr double kPollS = 0.5;
 constexpr double kAnswerS = 0.3;
 constexpr double kRateWindowS = 10;
 // Sums that must survive the process that counts them.
+constexpr char kCpuPath[] = "cpu_path.";
 constexpr const char* kCounters[] = {"gateway.tokens_sampled", "gateway.tokens_sampled_eval"};
 
 double NumberOr(const json::value& value, std::string_view key, double fallback) {
@@ -105,6 +106,7 @@ Watcher::Watcher(WatcherOptions options, Clock& clock)
       metrics_(std::make_unique<Tail>(options_.run_dir + "/metrics.jsonl")),
       evaluations_(std::make_unique<Tail>(options_.run_dir + "/eval.jsonl")),
       finished_(options_.counters) {
+  for (const char* name : kCounters) drawn_before_ += finished_[name];
   view_.name = options_.name;
   view_.phase = "starting";
   view_.steps = options_.steps;
@@ -130,6 +132,9 @@ void Watcher::TakeSnapshots() {
   for (auto& [role, snapshot] : poller_->Latest()) {
     pids_[role] = snapshot.pid;
     metrics_of_[role] = snapshot.metrics;
+    for (const auto& [name, value] : snapshot.metrics) {
+      if (name.rfind(kCpuPath, 0) == 0) finished_[role + "." + name] = value;
+    }
   }
   for (const char* name : kCounters) {
     const std::string full(name);
@@ -150,7 +155,9 @@ std::map<std::string, double> Watcher::Counters() const {
   return sums;
 }
 
-double Watcher::SamplingS() const { return sampling_from_s_ < 0 ? 0 : clock_.NowS() - sampling_from_s_; }
+double Watcher::SamplingS() const {
+  return options_.sampling_before_s + (sampling_from_s_ < 0 ? 0 : clock_.NowS() - sampling_from_s_);
+}
 
 News Watcher::Refresh() {
   News news;
@@ -159,7 +166,7 @@ News Watcher::Refresh() {
   view_.elapsed_s = options_.elapsed_before_s + now_s - started_s_;
   std::map<std::string, double> counters = Counters();
   const double drawn = counters["gateway.tokens_sampled"] + counters["gateway.tokens_sampled_eval"];
-  if (drawn > 0 && sampling_from_s_ < 0) sampling_from_s_ = now_s;
+  if (drawn > drawn_before_ && sampling_from_s_ < 0) sampling_from_s_ = now_s;
   drawn_.emplace_back(now_s, drawn);
   while (drawn_.size() > 2 && drawn_.front().first < now_s - kRateWindowS) drawn_.erase(drawn_.begin());
   const auto [from_s, from] = drawn_.front();

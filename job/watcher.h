@@ -21,7 +21,7 @@ struct WatcherOptions {
   std::optional<int64_t> staleness_bound, window;
   int64_t slots = 0;
   int64_t warm_up_tokens = 0;  // 0 = no warm-up
-  double elapsed_before_s = 0;  // of earlier starts of the run
+  double elapsed_before_s = 0, sampling_before_s = 0;  // of earlier starts of the run
   std::map<std::string, double> counters;         // of processes that are gone
   std::map<std::string, std::string> addresses;  // role name -> control socket
 };
@@ -42,9 +42,10 @@ class Watcher {
   void PollNow();   // after Stop: asks once more, shortly
   News Refresh();
   ViewState& view() { return view_; }
-  // Sums that survive the processes that count them: "gateway.tokens_sampled", …
+  // What survives the processes that say it: sums ("gateway.tokens_sampled", …), and the kernels that roles ran on
+  // ("trainer.cpu_path.avx512" = 1).
   std::map<std::string, double> Counters() const;
-  // Seconds since the first token was drawn; 0 before.
+  // Seconds from the first token drawn, in each start of the run.
   double SamplingS() const;
 
  private:
@@ -64,6 +65,7 @@ class Watcher {
   std::map<std::string, std::pair<int64_t, double>> running_;        // pid and last value
   std::map<std::string, int64_t> pids_;
   std::vector<std::pair<double, double>> drawn_;                     // time, tokens: for the rate
+  double drawn_before_ = 0;  // tokens, in earlier starts
   double sampling_from_s_ = -1;
 };
 

@@ -15,6 +15,7 @@
 #include "common/log.h"
 #include "engine/decode/paged_model.h"
 #include "engine/engine.h"
+#include "engine/kernel_path.h"
 #include "engine/kv_pool.h"
 
 namespace temper::rollout {
@@ -173,7 +174,9 @@ struct Worker::State {
                              .in_flight = options.in_flight};
     decoder = std::make_unique<engine::Decoder>(
         std::make_unique<engine::PagedModel>(*engine, config, weights.profile(), static_cast<int>(pages)), o);
-    log::Info("rollout engine ready", {{"cpu", engine::CpuPathName(engine->path())}, {"threads", engine->threads().count()},
+    const std::string path = engine::CpuPathName(engine::KernelPath(*engine, weights.profile()));
+    metrics["cpu_path." + path].Set(1);
+    log::Info("rollout engine ready", {{"cpu", path}, {"threads", engine->threads().count()},
                                        {"profile", engine::ProfileName(weights.profile())}, {"kv_pages", pages}, {"kv_bytes", pages * page}});
   }
 

@@ -68,6 +68,7 @@ class Worker : public RolloutClient {
 
   // tokens_sampled, prefill_tokens, prompt_tokens, cached_tokens, cache_hit, steps, batch_mean, tokens_per_s, running, waiting,
   // version_epoch, version_step, swaps, preemptions, free_pages, total_pages, refused; updated a few times a second.
+  // cpu_path.NAME = 1: the kernels it runs on.
   const temper::Metrics& metrics() const;
 
  private:

@@ -13,6 +13,7 @@
 #include "common/json.h"
 #include "common/log.h"
 #include "common/strings.h"
+#include "engine/kernel_path.h"
 #include "engine/train_pass.h"
 #include "trainer/batch.h"
 #include "trainer/checkpoint.h"
@@ -115,6 +116,7 @@ class Loop {
       : options_(options), text_(text), doors_(doors), pass_(doors.engine), start_s_(doors.clock.NowS()) {}
 
   Status Run(const engine::Parameters& initial) {
+    doors_.metrics[fmt::format("cpu_path.{}", engine::CpuPathName(engine::KernelPath(doors_.engine, options_.profile)))].Set(1);
     RETURN_IF_ERROR(LoadOrInitialise(initial));
     RETURN_IF_ERROR(CutMetrics());
     grads_ = engine::Gradients(state_.params.config());

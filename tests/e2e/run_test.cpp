@@ -26,6 +26,7 @@ TEST(Run, TheWholeLoop) {
     EXPECT_TRUE(s.Has(key)) << key;
     EXPECT_FALSE(s.Field(key)->is_null()) << key;
   }
+  EXPECT_FALSE(summary.at("cpu_paths").as_array().empty());
   EXPECT_EQ(*s.IntOr("steps", 0), 5);
   EXPECT_EQ(*s.IntOr("weight_updates", 0), 5);
   EXPECT_EQ(*s.DoubleOr("importance_ratio_max_dev_on_policy", 1), 0);

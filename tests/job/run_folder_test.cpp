@@ -45,12 +45,14 @@ TEST_F(RunFolderTest, StateRoundTrips) {
   state.phase = "running";
   state.incarnation = 3;
   state.wall_s = 1.25;
+  state.sampling_s = 0.75;
   state.endpoints = {{"pool", "unix-abstract:x"}};
   state.counters = {{"gateway.tokens_sampled", 12345}};
   ASSERT_TRUE(run.WriteState(state).ok());
   auto back = run.ReadState();
   ASSERT_TRUE(back.ok()) << back.status().ToString();
   EXPECT_EQ(back->ToJson(), state.ToJson());
+  EXPECT_EQ(back->sampling_s, 0.75);
   EXPECT_FALSE(RunState::FromJson("{}").ok());
   EXPECT_FALSE(RunState::FromJson("{\"incarnation\":1,\"endpoints\":3}").ok());
   EXPECT_EQ(DefaultRunPath("a", 0), "runs/a-19700101-000000");
