@@ -24,6 +24,7 @@
 #include "engine/engine.h"
 #include "job/initial_model.h"
 #include "job/plan.h"
+#include "job/resume.h"
 #include "job/roles.h"
 #include "job/run_folder.h"
 #include "job/summary.h"
@@ -36,7 +37,7 @@ namespace {
 
 constexpr char kRunUsage[] =
     "usage: temper run JOB.yaml [--set KEY.KEY=VALUE]... [--out DIR] [--dry-run]\n"
-    "       temper run [JOB.yaml] --resume --out DIR\n"
+    "       temper run [JOB.yaml] --resume --out DIR [--set trainer.steps=MORE]\n"
     "Trains as the job file says (docs/job_file.md). --dry-run prints every value with its source and the plan.\n"
     "Exit code 0 done, 1 the job failed, 2 bad job, 130 stopped by Ctrl-C (--resume continues it).\n";
 
@@ -109,16 +110,6 @@ Machine ThisMachine() {
   return machine;
 }
 
-// The first value in which a job differs from the one of a run, or "".
-std::string FirstDifference(const std::string& stored, const std::string& now) {
-  const std::vector<std::string> a = Split(stored, '\n'), b = Split(now, '\n');
-  for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
-    const std::string left = i < a.size() ? a[i] : "", right = i < b.size() ? b[i] : "";
-    if (left != right) return "the run has `" + std::string(Trim(left)) + "`, this job `" + std::string(Trim(right)) + "`";
-  }
-  return "";
-}
-
 // Listening sockets keep their numbers in the roles; high ones are free there.
 Result<int> HighFd(Fd fd) {
   const int high = fcntl(fd.get(), F_DUPFD_CLOEXEC, 200);
@@ -179,11 +170,17 @@ int Run(int argc, char** argv) {
   auto loaded = LoadJob(arguments->job.empty() ? arguments->out + "/job.yaml" : arguments->job, arguments->sets);
   if (!loaded.ok()) return Complain("run", loaded.status().message(), 2);
   const Job& job = loaded->job;
+  SystemClock& clock = SystemClock::Get();
+  RunFolder run(AbsolutePath(arguments->out.empty() ? DefaultRunPath(job.name, clock.WallS()) : arguments->out));
+  RunState state;
   if (arguments->resume) {
-    auto stored = ReadFile(arguments->out + "/job.yaml");
-    if (!stored.ok()) return Complain("run", stored.status().message(), 2);
-    if (const std::string difference = FirstDifference(*stored, loaded->resolved); !difference.empty()) {
-      return Complain("run", "a resumed job must be the same: " + difference, 2);
+    if (Status s = CheckResume(run.path(), job, loaded->resolved); !s.ok()) return Complain("run", s.message(), 2);
+    auto read = run.ReadState();
+    if (!read.ok()) return Complain("run", read.status().message(), 2);
+    state = *read;
+    // Relative paths of the job, that of the model too, begin where it was first started.
+    if (!state.working_folder.empty() && chdir(state.working_folder.c_str()) != 0) {
+      return Complain("run", ErrnoStatus(state.working_folder, errno).message(), 1);
     }
   }
   auto model = PolicyConfig(job);
@@ -194,21 +191,14 @@ int Run(int argc, char** argv) {
     std::printf("values\n%splan\n%s", PrintValues(loaded->entries).c_str(), PrintPlan(job, *plan).c_str());
     return 0;
   }
-  SystemClock& clock = SystemClock::Get();
-  RunFolder run(AbsolutePath(arguments->out.empty() ? DefaultRunPath(job.name, clock.WallS()) : arguments->out));
-  RunState state;
   if (arguments->resume) {
     if (Status s = run.Open(); !s.ok()) return Complain("run", s.message(), 2);
-    auto read = run.ReadState();
+    auto read = run.ReadState();  // again, now that nobody else can write it
     if (!read.ok()) return Complain("run", read.status().message(), 2);
     state = *read;
     if (state.phase == "done") {
       std::printf("%s: done already\n", run.path().c_str());
       return 0;
-    }
-    // Relative paths of the job begin where it was first started.
-    if (!state.working_folder.empty() && chdir(state.working_folder.c_str()) != 0) {
-      return Complain("run", ErrnoStatus(state.working_folder, errno).message(), 1);
     }
     auto stored = ReadFile(run.File("plan.json"));
     Status restored = stored.ok() ? RestorePlan(*stored, &*plan) : stored.status();
@@ -235,10 +225,14 @@ int Run(int argc, char** argv) {
       state.working_folder = folder ? folder : "";
       std::free(folder);
       state.started_wall_s = clock.WallS();
+    }
+    // A resumed job is the one that is stored, or has more steps.
+    const auto stored = ReadFile(run.File("job.yaml"));
+    if (!stored.ok() || *stored != loaded->resolved) {
       RETURN_IF_ERROR(WriteFileAtomic(run.File("job.yaml"), loaded->resolved));
       RETURN_IF_ERROR(WriteFileAtomic(run.File("plan.json"), PlanToJson(job, *plan)));
-      RETURN_IF_ERROR(WriteInitialModel(job, run.path()));
     }
+    if (!arguments->resume) RETURN_IF_ERROR(WriteInitialModel(job, run.path()));
     ++state.incarnation;
     state.pid = getpid();
     state.sandbox_job = janitor->job_id();

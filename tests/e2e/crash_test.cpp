@@ -99,6 +99,18 @@ TEST(Crash, CtrlCResumes) {
   ExpectGoodEnd(job);
 }
 
+// A stopped run that is given more steps must go on from where it was, and end as if it had had them from the start.
+TEST(Crash, AStoppedRunTakesMoreSteps) {
+  JobProcess job("more");
+  job.Start({"--set", "trainer.steps=" + std::to_string(kSteps - 2)});
+  ASSERT_TRUE(job.WaitSteps(2, 120));
+  job.Signal(SIGINT);
+  ASSERT_EQ(job.Wait(15), 130);
+  job.Resume(kArguments);
+  ASSERT_EQ(job.Wait(180), 0);
+  ExpectGoodEnd(job);
+}
+
 // Without the janitor nobody cleans up any more: the job must end by itself and leave nothing.
 TEST(Crash, KilledJanitorEndsTheJob) {
   JobProcess job("janitor");

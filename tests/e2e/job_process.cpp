@@ -67,7 +67,11 @@ void JobProcess::Start(const std::vector<std::string>& arguments, const std::map
   Spawn(all, env);
 }
 
-void JobProcess::Resume() { Spawn({"run", "--resume", "--out", folder_}, {}); }
+void JobProcess::Resume(const std::vector<std::string>& arguments) {
+  std::vector<std::string> all{"run", "--resume", "--out", folder_};
+  all.insert(all.end(), arguments.begin(), arguments.end());
+  Spawn(all, {});
+}
 
 int JobProcess::Wait(double limit_s) {
   SystemClock& clock = SystemClock::Get();

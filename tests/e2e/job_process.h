@@ -17,10 +17,10 @@ class JobProcess {
   explicit JobProcess(const std::string& name);
   ~JobProcess();
 
-  // temper run configs/CONFIG --out FOLDER ARGUMENTS…; `Resume` continues the folder instead.
+  // temper run configs/CONFIG --out FOLDER ARGUMENTS…; `Resume` continues the folder instead, with ARGUMENTS.
   void Start(const std::vector<std::string>& arguments = {}, const std::map<std::string, std::string>& env = {},
              const std::string& config = "smoke.yaml");
-  void Resume();
+  void Resume(const std::vector<std::string>& arguments = {});
   // The exit code (128 + signal when killed); kills it and fails the test after `limit_s`.
   int Wait(double limit_s);
   void Signal(int signal);

@@ -6,8 +6,11 @@
 
 #include <netinet/in.h>
 
+#include "common/config.h"
 #include "common/file.h"
 #include "common/strings.h"
+#include "job/job.h"
+#include "job/run_folder.h"
 #include "tests/e2e/job_process.h"
 
 namespace temper::e2e {
@@ -104,6 +107,33 @@ TEST(Run, AFolderThatIsNotEmptyIsRefused) {
   job.Start();
   EXPECT_EQ(job.Wait(30), 2);
   EXPECT_EQ(*ListDir(job.folder()), std::vector<std::string>{"mine"});
+}
+
+// A run that is continued from another folder looked for a relative model.path there, and was refused.
+TEST(Run, AResumedRunFindsItsModelWhereItBegan) {
+  std::string base = testing::TempDir() + "temper_e2e_elsewhere_XXXXXX";
+  ASSERT_TRUE(mkdtemp(base.data()));
+  const std::string run = base + "/run";
+  ASSERT_TRUE(MakeDirs(base + "/began/model").ok());
+  ASSERT_TRUE(MakeDirs(run).ok());
+  ASSERT_TRUE(WriteFile(base + "/began/model/config.json",
+                        R"({"model_type":"llama","vocab_size":300,"num_hidden_layers":2,"hidden_size":32,"num_attention_heads":2,)"
+                        R"("num_key_value_heads":1,"intermediate_size":48,"max_position_embeddings":1024,"rms_norm_eps":1e-5,)"
+                        R"("hidden_act":"silu","tie_word_embeddings":true})").ok());
+  Config config = Config::Parse(
+                      "model: {path: model}\ntasks: {train: {generator: terminal}}\nverifier: {name: f, kind: command, command: [v]}\n"
+                      "algorithm: {recipe: grpo}\n", "f").value();
+  ASSERT_TRUE(job::ReadJob(config).ok());
+  ASSERT_TRUE(WriteFile(run + "/job.yaml", config.ResolvedYaml()).ok());
+  job::RunState state;
+  state.incarnation = 1;
+  state.phase = "done";  // all it has to do is to find that out
+  state.working_folder = base + "/began";
+  ASSERT_TRUE(job::RunFolder(run).WriteState(state).ok());
+  std::string output;
+  EXPECT_EQ(JobProcess::Door({"run", "--resume", "--out", run}, &output), 0) << output;
+  EXPECT_NE(output.find("done already"), std::string::npos) << output;
+  EXPECT_TRUE(RemoveAll(base).ok());
 }
 
 // A broken verifier must end the job with its words, and never become a reward of 0.

@@ -1,0 +1,75 @@
+#include "job/resume.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "common/config.h"
+#include "common/file.h"
+
+namespace temper::job {
+namespace {
+
+class ResumeTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    run_ = testing::TempDir() + "resume-" + std::to_string(getpid());
+    ASSERT_TRUE(RemoveAll(run_).ok());
+    ASSERT_TRUE(MakeDirs(run_ + "/checkpoints").ok());
+    Store({});
+  }
+  void TearDown() override { ASSERT_TRUE(RemoveAll(run_).ok()); }
+
+  static std::pair<Job, std::string> Read(std::vector<std::string> sets) {
+    Config config = Config::Parse(
+                        "model: {create: {}}\ntasks: {train: {generator: terminal}}\nverifier: {name: f, kind: command, command: [v]}\n"
+                        "algorithm: {recipe: grpo}\ntrainer: {steps: 10}\n", "f").value();
+    for (const std::string& set : sets) EXPECT_TRUE(config.Set(set).ok()) << set;
+    Job job = ReadJob(config).value();
+    return {std::move(job), config.ResolvedYaml()};
+  }
+  void Store(const std::vector<std::string>& sets) { ASSERT_TRUE(WriteFile(run_ + "/job.yaml", Read(sets).second).ok()); }
+  // What a resume with these settings is refused for; "" = nothing.
+  std::string Refusal(const std::vector<std::string>& sets) const {
+    const auto [job, resolved] = Read(sets);
+    const Status status = CheckResume(run_, job, resolved);
+    EXPECT_TRUE(status.ok() || status.code() == StatusCode::kInvalidArgument) << status.ToString();
+    return status.message();
+  }
+  std::string run_;
+};
+
+// A run could go on as another job, half of it trained one way and half another.
+TEST_F(ResumeTest, TheJobIsTheSame) {
+  EXPECT_EQ(Refusal({}), "");
+  EXPECT_NE(Refusal({"seed=9"}).find("`seed: 9`"), std::string::npos);
+  EXPECT_NE(Refusal({"optimizer.lr=0.5"}).find("the same"), std::string::npos);
+}
+
+// More steps could be refused for no reason, or let another change through beside them.
+TEST_F(ResumeTest, StepsMayRise) {
+  EXPECT_EQ(Refusal({"trainer.steps=11"}), "");
+  EXPECT_NE(Refusal({"trainer.steps=11", "seed=9"}).find("`seed: 9`"), std::string::npos);
+  EXPECT_NE(Refusal({"trainer.steps=9"}).find("not 9"), std::string::npos);
+}
+
+// With a schedule that ends at the last step, the steps already done would have had other rates.
+TEST_F(ResumeTest, NotUnderASchedule) {
+  for (const char* schedule : {"linear", "cosine"}) {
+    const std::string set = std::string("optimizer.schedule=") + schedule;
+    Store({set});
+    EXPECT_EQ(Refusal({set}), "");
+    EXPECT_NE(Refusal({set, "trainer.steps=11"}).find(schedule), std::string::npos);
+  }
+}
+
+// A pool that has ended gives no further batch: the job would wait or fail somewhere inside.
+TEST_F(ResumeTest, NotWhenAllStepsAreDone) {
+  ASSERT_TRUE(MakeDirs(run_ + "/checkpoints/9").ok());
+  EXPECT_EQ(Refusal({"trainer.steps=11"}), "");
+  ASSERT_TRUE(MakeDirs(run_ + "/checkpoints/10").ok());
+  EXPECT_EQ(Refusal({}), "");
+  EXPECT_NE(Refusal({"trainer.steps=11"}).find("checkpoints/10"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace temper::job
