@@ -159,6 +159,18 @@ text::Value TemplateMessages(const std::vector<Message>& messages, size_t count)
   return list;
 }
 
+void Session::CallInfo::ToProto(v1::CallRecord* out) const {
+  out->set_call(call);
+  out->set_kind(kind);
+  out->set_prompt_tokens(prompt_tokens);
+  out->set_cached_tokens(cached_tokens);
+  out->set_completion_tokens(completion_tokens);
+  out->set_finish(finish);
+  out->set_start_s(start_s);
+  out->set_end_s(end_s);
+  out->set_note(note);
+}
+
 Session::Session(OpenOptions options, std::string api_key, double opened_at_s, const PolicyText& text, SessionLimits limits)
     : options_(std::move(options)), api_key_(std::move(api_key)), opened_at_s_(opened_at_s), text_(text), limits_(limits) {}
 
@@ -463,16 +475,7 @@ Answer Session::Commit(const Plan& plan, std::vector<Drawn> drawn, const CallEnd
   calls_.push_back(info);
   flags_.insert(flags.begin(), flags.end());
 
-  auto* call = log->mutable_call();
-  call->set_call(info.call);
-  call->set_kind(info.kind);
-  call->set_prompt_tokens(info.prompt_tokens);
-  call->set_cached_tokens(info.cached_tokens);
-  call->set_completion_tokens(info.completion_tokens);
-  call->set_finish(info.finish);
-  call->set_start_s(info.start_s);
-  call->set_end_s(info.end_s);
-  call->set_note(info.note);
+  info.ToProto(log->mutable_call());
   for (size_t i = first_run; i < capture_.runs().size(); ++i) ToProto(capture_.runs()[i], log->add_runs());
   for (size_t i = first_turn; i < capture_.turns().size(); ++i) ToProto(capture_.turns()[i], log->add_messages());
   for (const std::string& flag : flags) log->add_flags(flag);
@@ -489,14 +492,7 @@ void Session::Abandon(const Plan& plan, const CallEnd& end) {
   calls_.push_back(info);
   v1::GatewayLogRecord record;
   record.set_session(options_.session);
-  auto* call = record.mutable_ended();
-  call->set_call(info.call);
-  call->set_kind(info.kind);
-  call->set_prompt_tokens(info.prompt_tokens);
-  call->set_finish(info.finish);
-  call->set_start_s(info.start_s);
-  call->set_end_s(info.end_s);
-  call->set_note(info.note);
+  info.ToProto(record.mutable_ended());
   records_.push_back(std::move(record));
 }
 
@@ -536,16 +532,7 @@ void Session::ToTrajectory(v1::Trajectory* out) const {
   for (const Run& run : capture_.runs()) ToProto(run, out->add_runs());
   bool empty = true;
   for (const CallInfo& info : calls_) {
-    auto* call = out->add_calls();
-    call->set_call(info.call);
-    call->set_kind(info.kind);
-    call->set_prompt_tokens(info.prompt_tokens);
-    call->set_cached_tokens(info.cached_tokens);
-    call->set_completion_tokens(info.completion_tokens);
-    call->set_finish(info.finish);
-    call->set_start_s(info.start_s);
-    call->set_end_s(info.end_s);
-    call->set_note(info.note);
+    info.ToProto(out->add_calls());
     if (info.finish != "abort") empty = false;
   }
   std::sort(out->mutable_calls()->begin(), out->mutable_calls()->end(),

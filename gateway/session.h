@@ -23,6 +23,7 @@
 #include "gateway/types.h"
 
 namespace temper::v1 {
+class CallRecord;
 class GatewayLogRecord;
 class Trajectory;
 }
@@ -128,6 +129,7 @@ class Session {
     double start_s = 0;
     double end_s = 0;
     std::string note = {};
+    void ToProto(v1::CallRecord* out) const;
   };
   struct Flying {
     uint64_t digest = 0;
