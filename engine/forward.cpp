@@ -113,6 +113,20 @@ void StoreValue(const T* row, int width, int position, std::byte* page) {
   }
 }
 
+// C [m][n] = rows A [m][k] times the panels B, all rows close together.
+cpu::Gemm Product(const void* a, int k, const void* b, int m, int n, float* c) {
+  cpu::Gemm g;
+  g.a = a;
+  g.a_stride = k;
+  g.b = b;
+  g.m = m;
+  g.n = n;
+  g.k = k;
+  g.c = c;
+  g.c_stride = n;
+  return g;
+}
+
 }  // namespace
 
 void ForwardPass::RunGemm(const cpu::Ops& ops, cpu::Gemm g, bool split) {
@@ -188,16 +202,7 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
     }
     float* qkv = scratch_[thread].as<float>();
     alignas(64) std::byte row_e[1024 * 4 + 64];  // one rounded head; head_dim <= 1024
-    cpu::Gemm g;
-    g.a = h1;
-    g.a_stride = s.width_depth;
-    g.b = w.qkv.data;
-    g.m = r1 - r0;
-    g.n = s.qkv_rows;
-    g.k = s.width_depth;
-    g.c = qkv;
-    g.c_stride = s.qkv_rows;
-    RunGemm(ops, g, split);
+    RunGemm(ops, Product(h1, s.width_depth, w.qkv.data, r1 - r0, s.qkv_rows, qkv), split);
     for (int r = r0; r < r1; ++r) {
       const float* row = qkv + static_cast<size_t>(r - r0) * s.qkv_rows;
       const float* cos = rope.cos(plan.position[r]);
@@ -275,42 +280,22 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
     }
     float* mid = state.x_mid.as<float>() + residual;
     std::memcpy(mid, state.x.as<float>() + residual, residual_bytes);
-    cpu::Gemm g;
-    g.a = e_row(state.oe, r0, s.q_depth);
-    g.a_stride = s.q_depth;
-    g.b = w.o.data;
-    g.m = r1 - r0;
-    g.n = s.width;
-    g.k = s.q_depth;
-    g.c = mid;
-    g.c_stride = s.width;
+    cpu::Gemm g = Product(e_row(state.oe, r0, s.q_depth), s.q_depth, w.o.data, r1 - r0, s.width, mid);
     g.add = true;
     RunGemm(ops, g, split);
     for (int r = r0; r < r1; ++r) {
       ops.rms_norm(state.x_mid.as<float>() + static_cast<size_t>(r) * s.width, w.post_norm, eps, s.width, s.width_depth,
                    e_row(state.h2, r, s.width_depth), nullptr, state.r2.as<float>() + r);
     }
-    g.a = e_row(state.h2, r0, s.width_depth);
-    g.a_stride = s.width_depth;
-    g.b = w.gate_up.data;
-    g.n = s.gate_up_rows;
-    g.k = s.width_depth;
-    g.c = state.gate_up.as<float>() + static_cast<size_t>(r0) * s.gate_up_rows;
-    g.c_stride = s.gate_up_rows;
-    g.add = false;
+    g = Product(e_row(state.h2, r0, s.width_depth), s.width_depth, w.gate_up.data, r1 - r0, s.gate_up_rows,
+                state.gate_up.as<float>() + static_cast<size_t>(r0) * s.gate_up_rows);
     RunGemm(ops, g, split);
     for (int r = r0; r < r1; ++r) {
       const float* gate = state.gate_up.as<float>() + static_cast<size_t>(r) * s.gate_up_rows;
       ops.silu_mul(gate, gate + s.gate_rows, s.ffn, s.ffn_depth, e_row(state.act, r, s.ffn_depth));
     }
     std::memcpy(next + residual, mid, residual_bytes);
-    g.a = e_row(state.act, r0, s.ffn_depth);
-    g.a_stride = s.ffn_depth;
-    g.b = w.down.data;
-    g.n = s.width;
-    g.k = s.ffn_depth;
-    g.c = next + residual;
-    g.c_stride = s.width;
+    g = Product(e_row(state.act, r0, s.ffn_depth), s.ffn_depth, w.down.data, r1 - r0, s.width, next + residual);
     g.add = true;
     RunGemm(ops, g, split);
   };
@@ -364,16 +349,8 @@ void ForwardPass::Head(const ComputeWeights& weights, std::span<const HeadRow> r
     }
     float* out = logits ? logits + static_cast<size_t>(r0) * s.vocab
                         : scratch_[thread].Get<float>(static_cast<size_t>(kBlock) * s.vocab);
-    cpu::Gemm g;
-    g.a = hi + static_cast<size_t>(r0) * s.width_depth * element;
+    cpu::Gemm g = Product(hi + static_cast<size_t>(r0) * s.width_depth * element, s.width_depth, weights.head().data, r1 - r0, s.vocab, out);
     g.a2 = bf16 ? lo + static_cast<size_t>(r0) * s.width_depth * element : nullptr;
-    g.a_stride = s.width_depth;
-    g.b = weights.head().data;
-    g.m = r1 - r0;
-    g.n = s.vocab;
-    g.k = s.width_depth;
-    g.c = out;
-    g.c_stride = s.vocab;
     RunGemm(ops, g, split);
     const auto finish = [&](int i) {
       float* row = out + static_cast<size_t>(i - r0) * s.vocab;

@@ -143,6 +143,14 @@ Result<std::unique_ptr<agents::TaskSource>> MakeTasks(const Job& job, const Task
 
 // ---- one function a role: starts, waits, stops. A failed Status ends the job.
 
+template <typename Server>
+Result<int> ServeUntilEnd(RoleContext& context, Server& server) {
+  RETURN_IF_ERROR(server.Start());
+  const int code = context.WaitForEnd();
+  server.Stop();
+  return code;
+}
+
 Result<int> ServePool(RoleContext& context) {
   datapool::ServerOptions options;
   options.run = context.run_dir;
@@ -153,10 +161,7 @@ Result<int> ServePool(RoleContext& context) {
   ASSIGN_OR_RETURN(options.listen_fd, context.TakeFd("control"));
   options.on_stop = context.OnStop();
   datapool::Server server(std::move(options));
-  RETURN_IF_ERROR(server.Start());
-  const int code = context.WaitForEnd();
-  server.Stop();
-  return code;
+  return ServeUntilEnd(context, server);
 }
 
 Result<int> ServeSandbox(RoleContext& context) {
@@ -166,10 +171,7 @@ Result<int> ServeSandbox(RoleContext& context) {
   ASSIGN_OR_RETURN(options.service.gateway_address, context.Endpoint("agent_plane"));
   options.on_stop = context.OnStop();
   sandbox::Server server(options);
-  RETURN_IF_ERROR(server.Start());
-  const int code = context.WaitForEnd();
-  server.Stop();
-  return code;
+  return ServeUntilEnd(context, server);
 }
 
 Result<int> ServeRollout(RoleContext& context, int index) {
@@ -186,10 +188,7 @@ Result<int> ServeRollout(RoleContext& context, int index) {
   options.incarnation = static_cast<uint64_t>(context.incarnation);
   options.on_stop = context.OnStop();
   rollout::Server server(std::move(options));
-  RETURN_IF_ERROR(server.Start());
-  const int code = context.WaitForEnd();
-  server.Stop();
-  return code;
+  return ServeUntilEnd(context, server);
 }
 
 Result<int> ServeGateway(RoleContext& context) {
@@ -204,10 +203,7 @@ Result<int> ServeGateway(RoleContext& context) {
   options.model_path = PolicyPath(context.job, context.run_dir);
   options.on_stop = context.OnStop();
   gateway::Server server(std::move(options));
-  RETURN_IF_ERROR(server.Start());
-  const int code = context.WaitForEnd();
-  server.Stop();
-  return code;
+  return ServeUntilEnd(context, server);
 }
 
 trainer::AdamWOptions MakeOptimizer(const Job& job) {
@@ -381,10 +377,7 @@ Result<int> ServeAgents(RoleContext& context) {
   parts.sandbox = sandbox.get();
   parts.verifier = verifier.get();
   agents::Server server(options, parts);
-  RETURN_IF_ERROR(server.Start());
-  const int code = context.WaitForEnd();
-  server.Stop();
-  return code;
+  return ServeUntilEnd(context, server);
 }
 
 Result<int> Serve(const std::string& role, int index, RoleContext& context) {
