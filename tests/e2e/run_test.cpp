@@ -9,9 +9,11 @@
 #include "common/config.h"
 #include "common/file.h"
 #include "common/strings.h"
+#include "engine/files/model_file.h"
 #include "job/job.h"
 #include "job/run_folder.h"
 #include "tests/e2e/job_process.h"
+#include "tests/harness/tiny_model.h"
 
 namespace temper::e2e {
 namespace {
@@ -114,12 +116,11 @@ TEST(Run, AResumedRunFindsItsModelWhereItBegan) {
   std::string base = testing::TempDir() + "temper_e2e_elsewhere_XXXXXX";
   ASSERT_TRUE(mkdtemp(base.data()));
   const std::string run = base + "/run";
-  ASSERT_TRUE(MakeDirs(base + "/began/model").ok());
+  ASSERT_TRUE(MakeDirs(base + "/began").ok());
   ASSERT_TRUE(MakeDirs(run).ok());
-  ASSERT_TRUE(WriteFile(base + "/began/model/config.json",
-                        R"({"model_type":"llama","vocab_size":300,"num_hidden_layers":2,"hidden_size":32,"num_attention_heads":2,)"
-                        R"("num_key_value_heads":1,"intermediate_size":48,"max_position_embeddings":1024,"rms_norm_eps":1e-5,)"
-                        R"("hidden_act":"silu","tie_word_embeddings":true})").ok());
+  engine::ModelConfig model = TinyModel(300);
+  model.max_positions = 1024;
+  ASSERT_TRUE(engine::SaveHuggingFace(base + "/began/model", model, engine::InitParameters(model, 1), {}, engine::FileType::kF32).ok());
   Config config = Config::Parse(
                       "model: {path: model}\ntasks: {train: {generator: terminal}}\nverifier: {name: f, kind: command, command: [v]}\n"
                       "algorithm: {recipe: grpo}\n", "f").value();
