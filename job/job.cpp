@@ -77,16 +77,23 @@ void ReadTasks(ConfigBlock root, Job* job) {
   tasks.Finish();
 }
 
+// `kind` of a scaffold or verifier, and the program that a command is.
+std::string ReadKind(ConfigBlock& block, std::vector<std::string>* command) {
+  const std::string kind = block.Choice("kind", "builtin", {"builtin", "command", "service", "library"});
+  if (kind == "service" || kind == "library") block.Fail("kind", "'" + kind + "' " + kNotBuilt);
+  if (kind != "command") return kind;
+  block.Require("command", "the program to run, as a list");
+  *command = block.Strings("command");
+  if (block.Has("command") && command->empty()) block.Fail("command", "is empty");
+  return kind;
+}
+
 void ReadScaffold(ConfigBlock root, Job* job) {
   ConfigBlock block = root.Block("scaffold");
   Job::Scaffold& out = job->scaffold;
   out.name = block.String("name", "agent");
-  out.kind = block.Choice("kind", "builtin", {"builtin", "command", "service", "library"});
-  if (out.kind == "service" || out.kind == "library") block.Fail("kind", "'" + out.kind + "' " + kNotBuilt);
+  out.kind = ReadKind(block, &out.command);
   if (out.kind == "command") {
-    block.Require("command", "the program to run, as a list");
-    out.command = block.Strings("command");
-    if (block.Has("command") && out.command.empty()) block.Fail("command", "is empty");
     out.host = block.Choice("where", "sandbox", {"sandbox", "host"}) == "host";
     out.exit_is_policy = block.Choice("on_exit", "infra", {"infra", "policy"}) == "policy";
   } else {
@@ -145,12 +152,8 @@ void ReadVerifier(ConfigBlock root, Job* job) {
   Job::Verifier& out = job->verifier;
   block.Require("name", "the verifier's name");
   out.name = block.String("name", "verifier");
-  out.kind = block.Choice("kind", "builtin", {"builtin", "command", "service", "library"});
-  if (out.kind == "service" || out.kind == "library") block.Fail("kind", "'" + out.kind + "' " + kNotBuilt);
+  out.kind = ReadKind(block, &out.command);
   if (out.kind == "command") {
-    block.Require("command", "the program to run, as a list");
-    out.command = block.Strings("command");
-    if (block.Has("command") && out.command.empty()) block.Fail("command", "is empty");
     out.timeout_s = block.Double("timeout_s", 20, {.min = 0, .max = 1e5, .above = true});
   } else {
     for (const char* key : {"command", "timeout_s"}) block.Refuse(key, "is read with kind: command only");
