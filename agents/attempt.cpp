@@ -51,7 +51,6 @@ bool HasFlag(const std::vector<std::string>& flags, const char* flag) {
   return std::find(flags.begin(), flags.end(), flag) != flags.end();
 }
 
-// The text of the last call, for verifiers that judge answers, is not kept as text: the gateway stores tokens.
 std::string MetadataJson(const AttemptSpec& spec) {
   return PrintJson(json::object{{"session", spec.session}, {"group", spec.group}, {"rollout", spec.rollout}, {"attempt", spec.attempt}});
 }
@@ -184,6 +183,7 @@ AttemptResult AttemptRunner::RunInSandbox(const AttemptSpec& spec, const gateway
         verifiers::Case the_case;
         the_case.task_json = TaskCaseJson(spec.task);
         the_case.outcome = result.outcome;
+        // final_text stays empty: the gateway keeps tokens, not texts, so verifiers of a job judge files (job/job.cpp refuses others).
         the_case.metadata_json = MetadataJson(spec);
         the_case.files = std::move(*files);
         const verifiers::Verdict verdict = verifier_.Verify(the_case);

@@ -303,7 +303,6 @@ Result<int> ServeTrainer(RoleContext& context) {
 
 Result<std::unique_ptr<verifiers::Verifier>> MakeVerifier(const RoleContext& context, sandbox::SandboxService* service) {
   const Job& job = context.job;
-  if (job.verifier.kind == "builtin") return verifiers::MakeBuiltinVerifier(job.verifier.name);
   // Inside, the programs of {build} lie in one fixed folder, each mounted by itself.
   constexpr char kBuildInside[] = "/opt/temper";
   verifiers::CommandOptions options;
