@@ -349,8 +349,9 @@ void ForwardPass::Head(const ComputeWeights& weights, std::span<const HeadRow> r
     }
     float* out = logits ? logits + static_cast<size_t>(r0) * s.vocab
                         : scratch_[thread].Get<float>(static_cast<size_t>(kBlock) * s.vocab);
-    cpu::Gemm g = Product(hi + static_cast<size_t>(r0) * s.width_depth * element, s.width_depth, weights.head().data, r1 - r0, s.vocab, out);
-    g.a2 = bf16 ? lo + static_cast<size_t>(r0) * s.width_depth * element : nullptr;
+    const size_t first = static_cast<size_t>(r0) * s.width_depth * element;
+    cpu::Gemm g = Product(hi + first, s.width_depth, weights.head().data, r1 - r0, s.vocab, out);
+    g.a2 = bf16 ? lo + first : nullptr;
     RunGemm(ops, g, split);
     const auto finish = [&](int i) {
       float* row = out + static_cast<size_t>(i - r0) * s.vocab;
