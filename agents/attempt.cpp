@@ -183,7 +183,7 @@ AttemptResult AttemptRunner::RunInSandbox(const AttemptSpec& spec, const gateway
         verifiers::Case the_case;
         the_case.task_json = TaskCaseJson(spec.task);
         the_case.outcome = result.outcome;
-        // final_text stays empty: the gateway keeps tokens, not texts. Verifiers of a job judge files; job/job.cpp refuses others.
+        the_case.final_text = sealed_trajectory.final_text();
         the_case.metadata_json = MetadataJson(spec);
         the_case.files = std::move(*files);
         const verifiers::Verdict verdict = verifier_.Verify(the_case);

@@ -540,6 +540,12 @@ void Session::ToTrajectory(v1::Trajectory* out) const {
   out->set_wall_s(closed_s_);
   for (const std::string& flag : flags_) out->add_flags(flag);
   if (empty) out->add_flags("empty");
+  // Calls may overlap: the last one is the one that began last.
+  const Turn* last = nullptr;
+  for (const Turn& turn : capture_.turns()) {
+    if (turn.run >= 0 && turn.choice == 0 && turn.finish != "abort" && (!last || turn.call > last->call)) last = &turn;
+  }
+  if (last) out->set_final_text(last->message.content);
   if (state_ == "aborted" && !reason_.empty()) out->add_flags("aborted:" + reason_);
 }
 

@@ -23,6 +23,7 @@
 #include "datapool/types.h"
 #include "engine/engine.h"
 #include "job/initial_model.h"
+#include "job/references.h"
 #include "job/plan.h"
 #include "job/resume.h"
 #include "job/roles.h"
@@ -185,6 +186,7 @@ int Run(int argc, char** argv) {
   }
   auto model = PolicyConfig(job);
   if (!model.ok()) return Complain("run", model.status().message(), 2);
+  if (Status s = CheckReferences(job, BuildFolder()); !s.ok()) return Complain("run", s.message(), 2);
   auto plan = MakePlan(job, *model, ThisMachine());
   if (!plan.ok()) return Complain("run", plan.status().message(), 2);
   if (arguments->dry_run) {

@@ -156,8 +156,6 @@ void ReadVerifier(ConfigBlock root, Job* job) {
   if (out.kind == "command") {
     out.timeout_s = block.Double("timeout_s", 20, {.min = 0, .max = 1e5, .above = true});
   } else {
-    // It would judge an empty text: every reward 0.
-    if (out.kind == "builtin") block.Fail("kind", "'builtin' judges the policy's last text, which a job does not keep yet; use kind: command");
     for (const char* key : {"command", "timeout_s"}) block.Refuse(key, "is read with kind: command only");
   }
   out.failure_reward = block.OptionalDouble("failure_reward");

@@ -25,6 +25,7 @@
 #include "gateway/client.h"
 #include "gateway/server.h"
 #include "job/initial_model.h"
+#include "job/references.h"
 #include "job/job.h"
 #include "job/plan.h"
 #include "job/run_folder.h"
@@ -63,9 +64,7 @@ class RoleContext {
         context->fds[entry.substr(0, equals)] = static_cast<int>(fd);
       }
     }
-    char path[4096];
-    const ssize_t n = readlink("/proc/self/exe", path, sizeof path);
-    context->build_dir = n > 0 ? DirName(std::string(path, static_cast<size_t>(n))) : ".";
+    context->build_dir = BuildFolder();
     return context;
   }
 
@@ -303,6 +302,7 @@ Result<int> ServeTrainer(RoleContext& context) {
 
 Result<std::unique_ptr<verifiers::Verifier>> MakeVerifier(const RoleContext& context, sandbox::SandboxService* service) {
   const Job& job = context.job;
+  if (job.verifier.kind == "builtin") return verifiers::MakeBuiltinVerifier(job.verifier.name);
   // Inside, the programs of {build} lie in one fixed folder, each mounted by itself.
   constexpr char kBuildInside[] = "/opt/temper";
   verifiers::CommandOptions options;

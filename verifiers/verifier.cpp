@@ -109,20 +109,55 @@ class CommandVerifier final : public Verifier {
   std::atomic<int64_t> next_{1};
 };
 
+// The task's "answer", which a job keeps in its "hidden" object.
+Result<json::value> AnswerOf(const Case& c) {
+  ASSIGN_OR_RETURN(const json::value task, ParseJson(c.task_json));
+  const JsonRef ref(task, "task");
+  if (!ref.Has("hidden")) {
+    ASSIGN_OR_RETURN(JsonRef answer, ref.Field("answer"));
+    return answer.value();
+  }
+  ASSIGN_OR_RETURN(JsonRef hidden, ref.Field("hidden"));
+  ASSIGN_OR_RETURN(JsonRef answer, hidden.Field("answer"));
+  return answer.value();
+}
+
+Verdict Scored(bool right) {
+  Verdict v;
+  v.outcome = VerdictOutcome::kScored;
+  v.reward = right ? 1 : 0;
+  return v;
+}
+
 // Reward 1 when the final text is the task's answer.
 class ExactVerifier final : public Verifier {
  public:
   Verdict Verify(const Case& c) override {
-    auto task = ParseJson(c.task_json);
-    if (!task.ok()) return Failure("task", task.status().message());
-    auto answer = JsonRef(*task, "task").Field("answer");
+    auto answer = AnswerOf(c);
     if (!answer.ok()) return Failure("task", answer.status().message());
-    auto text = answer->String();
+    auto text = JsonRef(*answer, "answer").String();
     if (!text.ok()) return Failure("task", text.status().message());
-    Verdict v;
-    v.outcome = VerdictOutcome::kScored;
-    v.reward = Trim(c.final_text) == Trim(*text) ? 1 : 0;
-    return v;
+    return Scored(Trim(c.final_text) == Trim(*text));
+  }
+};
+
+// Reward 1 when the first integer of the final text is the task's answer.
+class FirstIntegerVerifier final : public Verifier {
+ public:
+  Verdict Verify(const Case& c) override {
+    auto answer = AnswerOf(c);
+    if (!answer.ok()) return Failure("task", answer.status().message());
+    auto number = JsonRef(*answer, "answer").Int();
+    if (!number.ok()) return Failure("task", number.status().message());
+    const std::string& text = c.final_text;
+    auto digit = [&](size_t i) { return i < text.size() && text[i] >= '0' && text[i] <= '9'; };
+    size_t begin = 0;
+    while (begin < text.size() && !digit(begin)) ++begin;
+    size_t end = begin;
+    while (digit(end)) ++end;
+    if (begin > 0 && end > begin && text[begin - 1] == '-') --begin;
+    int64_t said = 0;
+    return Scored(end > begin && ParseInt(text.substr(begin, end - begin), &said) && said == *number);
   }
 };
 
@@ -133,10 +168,11 @@ std::unique_ptr<Verifier> MakeCommandVerifier(const CommandOptions& options, san
   return std::make_unique<CommandVerifier>(options, service);
 }
 
-std::vector<std::string> BuiltinNames() { return {"exact"}; }
+std::vector<std::string> BuiltinNames() { return {"exact", "first_integer"}; }
 
 Result<std::unique_ptr<Verifier>> MakeBuiltinVerifier(const std::string& name) {
   if (name == "exact") return std::unique_ptr<Verifier>(std::make_unique<ExactVerifier>());
+  if (name == "first_integer") return std::unique_ptr<Verifier>(std::make_unique<FirstIntegerVerifier>());
   return NotFound("no built-in verifier '" + name + "'; there are: " + Join(BuiltinNames(), ", "));
 }
 

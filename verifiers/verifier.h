@@ -29,7 +29,7 @@ struct Verdict {
 struct Case {
   std::string task_json = "{}";      // a JSON object: the task with its answers, as the task source made it
   std::string outcome = "sealed";    // how the rollout ended before verification
-  std::string final_text;            // last text of the policy, may be empty
+  std::string final_text;            // what the policy said in its last answer, may be empty
   std::string metadata_json = "{}";  // a JSON object: session, group, rollout, attempt…
   std::vector<sandbox::File> files;  // exported state of the agent's sandbox
 };
@@ -68,7 +68,9 @@ struct CommandOptions {
 std::unique_ptr<Verifier> MakeCommandVerifier(const CommandOptions& options, sandbox::SandboxService* service);
 
 // Verifiers built in by name, for `verifier: {name: NAME, kind: builtin}` and the door.
-//   exact   reward 1 when final_text, without white space around it, equals the task's string "answer", else 0
+//   exact          reward 1 when final_text, without white space around it, equals the task's string "answer", else 0
+//   first_integer  reward 1 when the first integer in final_text equals the task's integer "answer", else 0
+// In a job "answer" stands in the task's "hidden" object.
 std::vector<std::string> BuiltinNames();
 // kNotFound lists the names.
 Result<std::unique_ptr<Verifier>> MakeBuiltinVerifier(const std::string& name);

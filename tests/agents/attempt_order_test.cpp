@@ -30,6 +30,7 @@ struct RecordingGateway final : gateway::GatewayControl {
     trajectory->set_session(session);
     if (calls) trajectory->add_calls()->set_finish("stop");
     for (const std::string& flag : flags) trajectory->add_flags(flag);
+    trajectory->set_final_text("last words");
     return gateway::Sealed{trajectory, "sealed"};
   }
   Status Abort(const std::string&, const std::string& reason) override {
@@ -145,6 +146,7 @@ TEST(AttemptRunner, SealsThenExportsThenJudges) {
   ASSERT_EQ(world.verifier.seen->files.size(), 1u);
   EXPECT_EQ(world.verifier.seen->files[0].bytes, "behind");
   EXPECT_EQ(world.verifier.seen->outcome, "scored");
+  EXPECT_EQ(world.verifier.seen->final_text, "last words");
   const json::value metadata = ParseJson(world.verifier.seen->metadata_json).value();
   EXPECT_EQ(metadata.at("group").as_int64(), 3);
   EXPECT_EQ(metadata.at("rollout").as_int64(), 1);

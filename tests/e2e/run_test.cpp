@@ -63,7 +63,14 @@ TEST(Run, BadJobsAreRefusedBeforeTheStart) {
                                          {"trainer.steps=many", "expected a whole number"},
                                          {"pool.slots=2", "pool.slots"},
                                          {"pool.window={size: 99}", "wider than"},
-                                         {"algorithm.recipe=nonsense", "algorithm"}}) {
+                                         {"algorithm.recipe=nonsense", "algorithm"},
+                                         {"verifier={name: exakt, kind: builtin}", "there are: exact"},
+                                         {"verifier.command=[\"{build}/nothing\"]", "verifier.command: '{build}/nothing' is not there"},
+                                         {"scaffold.command=[\"{build}/nothing\"]", "scaffold.command: '{build}/nothing'"},
+                                         {"scaffold={kind: command, where: host, command: [no-such-agent]}", "no-such-agent"},
+                                         {"scaffold={kind: builtin, name: loop}", "there is: tool-loop"},
+                                         {"sandbox.mounts=[{source: /no/such/folder, target: /opt/x}]", "/no/such/folder"},
+                                         {"tasks.eval={jsonl: /no/such/tasks.jsonl}", "tasks.eval.jsonl"}}) {
     JobProcess job("bad");
     job.Start({"--set", c.set});
     EXPECT_EQ(job.Wait(30), 2) << c.set;

@@ -155,6 +155,7 @@ TEST(Session, EditedHistoryIsANewBranch) {
     EXPECT_EQ(run.trainable(), run.provenance() == v1::SAMPLED);
   }
   EXPECT_EQ(sampled, 2);
+  EXPECT_EQ(t.final_text(), "done");  // what a verifier of answers judges: the last call's, not the first's
   // A faulty turn that the client drops instead of echoing is a branch too, below the same prompt.
   r.messages = {User("do the thing"), User("that was no call")};
   plan = f.Begin(r);

@@ -162,7 +162,33 @@ TEST(Builtin, Exact) {
   c.final_text = "forty  two";
   EXPECT_EQ((*v)->Verify(c).reward, 0);
   EXPECT_EQ((*v)->Verify(c).outcome, VerdictOutcome::kScored);
-  c.task_json = "{}";
+  c.task_json = R"({"answer":"no","hidden":{"answer":"forty  two"}})";  // as in a job
+  EXPECT_EQ((*v)->Verify(c).reward, 1);
+  for (const char* without : {"{}", R"({"hidden":{}})", R"({"hidden":{"answer":7}})"}) {
+    c.task_json = without;
+    EXPECT_EQ((*v)->Verify(c).outcome, VerdictOutcome::kInfraFailure) << without;
+  }
+}
+
+// What could go wrong: digits of another number count, or a text without a number passes.
+TEST(Builtin, FirstInteger) {
+  auto v = MakeBuiltinVerifier("first_integer");
+  ASSERT_TRUE(v.ok());
+  Case c;
+  c.task_json = R"({"hidden":{"answer":17}})";
+  for (const char* right : {"17", "The answer is 17.", "17 + 3", "=17", "0017", " 17th"}) {
+    c.final_text = right;
+    EXPECT_EQ((*v)->Verify(c).reward, 1) << right;
+  }
+  for (const char* wrong : {"", "seventeen", "117", "170", "-17", "3 + 14 = 17", "1 7", "99999999999999999999"}) {
+    c.final_text = wrong;
+    EXPECT_EQ((*v)->Verify(c).reward, 0) << wrong;
+    EXPECT_EQ((*v)->Verify(c).outcome, VerdictOutcome::kScored) << wrong;
+  }
+  c.task_json = R"({"hidden":{"answer":-3}})";
+  c.final_text = "it is -3";
+  EXPECT_EQ((*v)->Verify(c).reward, 1);
+  c.task_json = R"({"hidden":{"answer":"17"}})";
   EXPECT_EQ((*v)->Verify(c).outcome, VerdictOutcome::kInfraFailure);
 }
 
