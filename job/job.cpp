@@ -91,8 +91,8 @@ std::string ReadKind(ConfigBlock& block, std::vector<std::string>* command) {
 void ReadScaffold(ConfigBlock root, Job* job) {
   ConfigBlock block = root.Block("scaffold");
   Job::Scaffold& out = job->scaffold;
-  out.name = block.String("name", "agent");
   out.kind = ReadKind(block, &out.command);
+  out.name = block.String("name", out.kind == "builtin" ? "tool-loop" : "agent");
   if (out.kind == "command") {
     out.host = block.Choice("where", "sandbox", {"sandbox", "host"}) == "host";
     out.exit_is_policy = block.Choice("on_exit", "infra", {"infra", "policy"}) == "policy";
