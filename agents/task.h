@@ -42,6 +42,10 @@ enum class Split { kTrain, kHeldOut };
 // combination of names, contents and phrasing.
 std::unique_ptr<TaskSource> MakeTerminalTasks(uint64_t seed, int64_t count, Split split);
 
+// The built-in generator `sum`: "What is A + B? Answer with the number only.", A and B in 1..20. A quarter of the 400 pairs is held
+// out. hidden = {"answer": A + B}, for the built-in verifier first_integer.
+std::unique_ptr<TaskSource> MakeSumTasks(uint64_t seed, int64_t count, Split split);
+
 // One JSON object a line: {"id","instruction","family"?,"files"?:{path: content},"metadata"?:{},"hidden"?:{}}. An error names
 // file and line.
 Result<std::unique_ptr<TaskSource>> LoadJsonlTasks(const std::string& path);

@@ -18,7 +18,8 @@ struct Created {
 
 // Every text an agent may meet in the tasks; their words become the vocabulary.
 Result<std::vector<std::string>> TaskTexts(const TaskList& list) {
-  if (!list.generator.empty()) return agents::TerminalWords();
+  if (list.generator == "terminal") return agents::TerminalWords();
+  if (list.generator == "sum") return std::vector<std::string>{agents::MakeSumTasks(0, 1, agents::Split::kTrain)->Get(0).instruction};
   ASSIGN_OR_RETURN(std::unique_ptr<agents::TaskSource> tasks, agents::LoadJsonlTasks(list.jsonl));
   std::vector<std::string> texts;
   for (int64_t i = 0; i < tasks->size(); ++i) {

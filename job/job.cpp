@@ -58,7 +58,7 @@ TaskList ReadTaskList(ConfigBlock block, bool evaluation) {
     block.Refuse("generator", "has no effect beside jsonl");
   } else {
     if (kinds == 0) block.Fail("", "must say where tasks come from: generator or jsonl");
-    list.generator = block.Choice("generator", "terminal", {"terminal"});
+    list.generator = block.Choice("generator", "terminal", {"terminal", "sum"});
     list.count = block.Int("count", evaluation ? 256 : 4096, {.min = 1, .max = 1e9});
     list.held_out = block.Choice("split", evaluation ? "held_out" : "train", {"train", "held_out"}) == "held_out";
     block.Refuse("jsonl", "has no effect beside a generator");
@@ -284,7 +284,7 @@ void ReadTrainer(ConfigBlock root, Job* job) {
     s.lr = sft.Double("lr", 1e-3, {.min = 0, .max = 10, .above = true});
     s.warmup_fraction = sft.Double("warmup_fraction", 0.05, {.min = 0, .max = 1});
     sft.Finish();
-    if (job->tasks.train.generator.empty()) block.Fail("sft", "needs demonstrations, which only tasks.train.generator gives");
+    if (job->tasks.train.generator != "terminal") block.Fail("sft", "needs demonstrations, which only the generator 'terminal' gives");
     out.sft = s;
   }
   out.memory_bytes = block.SizeOrAuto("memory", {.min = 1 << 20});

@@ -18,7 +18,7 @@
 namespace temper::job {
 
 struct TaskList {
-  std::string generator;  // "terminal", or empty
+  std::string generator;  // terminal | sum, or empty
   std::string jsonl;      // path, or empty
   int64_t count = 0;      // of a generator
   bool held_out = false;  // of a generator

@@ -137,7 +137,9 @@ class RoleContext {
 
 Result<std::unique_ptr<agents::TaskSource>> MakeTasks(const Job& job, const TaskList& list) {
   if (!list.jsonl.empty()) return agents::LoadJsonlTasks(list.jsonl);
-  return agents::MakeTerminalTasks(job.seed, list.count, list.held_out ? agents::Split::kHeldOut : agents::Split::kTrain);
+  const agents::Split split = list.held_out ? agents::Split::kHeldOut : agents::Split::kTrain;
+  if (list.generator == "sum") return agents::MakeSumTasks(job.seed, list.count, split);
+  return agents::MakeTerminalTasks(job.seed, list.count, split);
 }
 
 // ---- one function a role: starts, waits, stops. A failed Status ends the job.

@@ -165,5 +165,27 @@ TEST(TerminalTasks, HeldOutIsNewCombinationsOfKnownWords) {
   EXPECT_GE(looking, 154);  // 60 %
 }
 
+// What could go wrong: a held-out sum was trained on, the hidden answer is another, or a seed changes nothing.
+TEST(SumTasks, PairsAreSplitAndAnswersRight) {
+  std::set<std::string> train;
+  auto tasks = MakeSumTasks(7, 4096, Split::kTrain);
+  auto held = MakeSumTasks(7, 256, Split::kHeldOut);
+  for (const auto& list : {tasks.get(), held.get()}) {
+    for (int64_t i = 0; i < list->size(); ++i) {
+      const Task task = list->Get(i);
+      int a = 0, b = 0, used = 0;
+      ASSERT_EQ(std::sscanf(task.instruction.c_str(), "What is %d + %d? Answer with the number only.%n", &a, &b, &used), 2);
+      EXPECT_EQ(static_cast<size_t>(used), task.instruction.size());
+      EXPECT_TRUE(a >= 1 && a <= 20 && b >= 1 && b <= 20) << task.instruction;
+      EXPECT_EQ(boost::json::parse(task.hidden).at("answer").as_int64(), a + b);
+      if (list == tasks.get()) train.insert(task.instruction);
+      else EXPECT_FALSE(train.count(task.instruction)) << task.instruction;
+    }
+  }
+  EXPECT_EQ(train.size(), 300u);  // every pair that is not held out comes up
+  EXPECT_NE(MakeSumTasks(8, 1, Split::kTrain)->Get(0).instruction + MakeSumTasks(8, 2, Split::kTrain)->Get(1).instruction,
+            tasks->Get(0).instruction + tasks->Get(1).instruction);
+}
+
 }  // namespace
 }  // namespace temper::agents
