@@ -33,9 +33,11 @@ TEST(Run, TheWholeLoop) {
   }
   EXPECT_FALSE(summary.at("cpu_paths").as_array().empty());
   EXPECT_EQ(*s.IntOr("steps", 0), 5);
+  EXPECT_LE(*s.DoubleOr("wall_s", 1e9), 60) << "the fast tier runs it whole";
   EXPECT_EQ(*s.IntOr("weight_updates", 0), 5);
   EXPECT_EQ(*s.DoubleOr("importance_ratio_max_dev_on_policy", 1), 0);
   EXPECT_GT(*s.IntOr("on_policy_tokens", 0), 0);
+  EXPECT_FALSE(summary.at("on_policy_versions").as_array().empty());
   EXPECT_LE(*s.IntOr("staleness_max", 99), *s.IntOr("staleness_bound", 0));
   EXPECT_TRUE(*s.BoolOr("ledger_balanced", false));
   EXPECT_TRUE(*s.BoolOr("ledger_replayed", false));
@@ -44,14 +46,66 @@ TEST(Run, TheWholeLoop) {
   EXPECT_GE(*s.IntOr("logical_tokens", 0), *s.IntOr("tree_tokens", 0));
   EXPECT_EQ(job.Remains(), "");
 
+  // The folder of docs/doors.md, and plain lines where there is no terminal: the plan, each step, the end.
+  for (const char* file : {"summary.json", "metrics.jsonl", "ledger.jsonl", "eval.jsonl", "sft.jsonl", "job.yaml", "plan.json", "state.json",
+                           "lock", "checkpoints/5/checkpoint.json", "logs/trainer.log"}) {
+    EXPECT_TRUE(Exists(job.folder() + "/" + file)) << file;
+  }
+  for (const char* line : {"never above 2 updates", "\nstep 1/5 reward ", "\nstep 5/5 reward ", "\ndone: all 5 steps are done\n"}) {
+    EXPECT_NE(job.Output().find(line), std::string::npos) << line << job.Output();
+  }
+
   std::string output;
   EXPECT_EQ(JobProcess::Door({"pool", "verify", job.folder()}, &output), 0) << output;
-  // Each outcome in the ledger that was judged has a tree that can be shown.
-  EXPECT_EQ(JobProcess::Door({"trajectory", "show", job.folder(), "0.0", "--json"}, &output), 0) << output;
-  EXPECT_TRUE(ParseJson(Trim(output)).ok()) << output;
+  // Each attempt in the ledger that came to its end has a tree that can be shown.
+  int shown = 0;
+  for (const std::string& line : Split(std::string(Trim(job.Read("ledger.jsonl"))), '\n')) {
+    const json::value event = *ParseJson(line);
+    const JsonRef e(event);
+    const std::string outcome = *e.StringOr("outcome", "");
+    if (outcome.empty() || outcome == "aborted") continue;
+    const std::string id = std::to_string(*e.IntOr("group", -1)) + "." + std::to_string(*e.IntOr("rollout", -1)) + "." +
+                           std::to_string(*e.IntOr("attempt", -1));
+    EXPECT_EQ(JobProcess::Door({"trajectory", "show", job.folder(), id, "--json"}, &output), 0) << id << " " << output;
+    auto tree = ParseJson(Trim(output));
+    ASSERT_TRUE(tree.ok()) << id << " " << output;
+    EXPECT_EQ(*JsonRef(*tree).StringOr("outcome", ""), outcome) << id;
+    EXPECT_GE(tree->at("nodes").as_array().size(), 2u) << id;
+    ++shown;
+  }
+  EXPECT_GE(shown, 80);
   // A folder that is done is not trained again.
   job.Resume();
   EXPECT_EQ(job.Wait(30), 0);
+}
+
+// The first line of eval.jsonl without its time.
+std::string FirstEvaluation(const JobProcess& job) {
+  auto value = ParseJson(Split(job.Read("eval.jsonl"), '\n').front());
+  if (!value.ok()) return job.Output();
+  value->as_object().erase("wall_s");
+  return PrintJson(*value);
+}
+
+// The built-in loop could show the policy other words, run its commands elsewhere, or never: at version 0 it must draw and solve
+// what the example agent does.
+TEST(Run, TheBuiltInLoopPlaysLikeTheExampleAgent) {
+  const std::vector<std::string> once = {"--set", "trainer.steps=1"};
+  std::vector<std::string> built_in = once;
+  built_in.insert(built_in.end(), {"--set", "scaffold={name: tool-loop, kind: builtin, max_turns: 4, timeout_s: 30}"});
+  JobProcess command("command"), loop("built_in");
+  command.Start(once);
+  ASSERT_EQ(command.Wait(200), 0) << command.Output();
+  loop.Start(built_in);
+  ASSERT_EQ(loop.Wait(200), 0) << loop.Output();
+  EXPECT_EQ(FirstEvaluation(loop), FirstEvaluation(command));
+  EXPECT_EQ(*JsonRef(loop.Summary()).DoubleOr("importance_ratio_max_dev_on_policy", 1), 0);
+  // Some attempt called the tool and heard it.
+  std::string tree;
+  for (int rollout = 0; rollout < 4 && tree.find("\"call\":1") == std::string::npos; ++rollout) {
+    EXPECT_EQ(JobProcess::Door({"trajectory", "show", loop.folder(), "0." + std::to_string(rollout), "--json"}, &tree), 0) << tree;
+  }
+  EXPECT_NE(tree.find("\"call\":1"), std::string::npos) << tree;
 }
 
 // A refusal must come before anything exists, with exit code 2 and one line that says where.
@@ -75,6 +129,7 @@ TEST(Run, BadJobsAreRefusedBeforeTheStart) {
     job.Start({"--set", c.set});
     EXPECT_EQ(job.Wait(30), 2) << c.set;
     EXPECT_NE(job.Output().find(c.expected), std::string::npos) << job.Output();
+    EXPECT_EQ(Split(std::string(Trim(job.Output())), '\n').size(), 1u) << job.Output();
     EXPECT_FALSE(Exists(job.folder())) << c.set;
   }
 }

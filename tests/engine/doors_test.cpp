@@ -13,6 +13,7 @@
 #include "engine/commands.h"
 #include "engine/files/model_file.h"
 #include "engine/files/safetensors.h"
+#include "tests/engine/golden_model.h"
 #include "tests/engine/test_models.h"
 
 namespace temper::engine {
@@ -199,6 +200,47 @@ TEST_F(Doors, GradOfRowsAndTrees) {
   auto file = SafetensorsFile::Open(folder_ + "/b.safetensors");
   ASSERT_TRUE(file.ok());
   EXPECT_EQ(file->tensors()[0].type, FileType::kF32);
+}
+
+// Could go wrong: what `engine grad` writes is not the gradient that PyTorch computes for the same rows.
+TEST_F(Doors, GradIsPyTorchs) {
+  const json::value golden = *ParseJson(*ReadFile(TEMPER_SOURCE_DIR "/tests/golden/engine/llama_f64.json"));
+  const ModelConfig config = GoldenConfig(golden.at("config"));
+  const Parameters params = GoldenParameters(config, static_cast<uint64_t>(golden.at("seed").as_int64()));
+  ASSERT_TRUE(SaveHuggingFace(folder_ + "/golden", config, params, {}, FileType::kF32).ok());
+  json::array rows;
+  for (size_t i = 0; i < golden.at("rows").as_array().size(); ++i) {
+    rows.push_back(json::object{{"ids", golden.at("rows").at(i)}, {"coef", golden.at("coef").at(i)}, {"temperature", golden.at("temperature")}});
+  }
+  const std::string in = Write("golden.json", PrintJson(json::object{{"rows", rows}})), out = folder_ + "/golden.safetensors";
+  for (const auto& [numerics, limit] : {std::pair{"f64", 1e-9}, {"f32", 1e-5}}) {
+    for (const char* tree : {"on", "off"}) {
+      const Answer answer = Call("grad", {folder_ + "/golden", "--in", in, "--out", out, "--numerics", numerics, "--tree", tree});
+      ASSERT_EQ(answer.code, 0) << answer.errors;
+      auto file = SafetensorsFile::Open(out);
+      ASSERT_TRUE(file.ok());
+      for (const TensorSpec& spec : TensorSpecs(config)) {
+        const FileTensor* tensor = file->Find(spec.name);
+        ASSERT_NE(tensor, nullptr) << spec.name;
+        const json::array& want = golden.at("gradient").at(spec.name).as_array();
+        ASSERT_EQ(static_cast<int64_t>(want.size()), tensor->count);
+        double error = 0, norm = 0;
+        for (size_t j = 0; j < want.size(); ++j) {
+          double got = 0;
+          if (tensor->type == FileType::kF64) {
+            std::memcpy(&got, tensor->bytes.data() + j * 8, 8);
+          } else {
+            float single = 0;
+            std::memcpy(&single, tensor->bytes.data() + j * 4, 4);
+            got = single;
+          }
+          error += std::pow(got - want[j].to_number<double>(), 2);
+          norm += std::pow(want[j].to_number<double>(), 2);
+        }
+        EXPECT_LT(std::sqrt(error / norm), limit) << spec.name << " " << numerics << " tree " << tree;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 // One token, one number: whichever pass, path, batch, page or thread computed it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #include "engine/bf16.h"
@@ -321,6 +323,26 @@ TEST(Gemm, IsThePairDotOnEveryPath) {
       g.add = t.add;
       engine->ops(Profile::kBf16).gemm(g);
       EXPECT_TRUE(SameBits(want, got)) << CpuPathName(path) << " " << t.m << "x" << t.n << "x" << t.k;
+    }
+  }
+}
+
+// Could go wrong: the choice at run time takes a slower path than the machine has, or one that it lacks.
+TEST(Engine, TakesTheFastestPathThereIs) {
+  const auto available = AvailableCpuPaths();
+  ASSERT_FALSE(available.empty());
+  EXPECT_TRUE(std::is_sorted(available.begin(), available.end()));
+  if (!std::getenv("TEMPER_CPU")) {
+    EXPECT_EQ((*Engine::Create({}))->path(), available.back());
+  }
+  for (CpuPath path : {CpuPath::kAvx2, CpuPath::kAvx512, CpuPath::kAmx}) {
+    const auto engine = Engine::Create({path, 1});
+    const bool present = std::find(available.begin(), available.end(), path) != available.end();
+    EXPECT_EQ(engine.ok(), present) << CpuPathName(path);
+    if (present) {
+      EXPECT_EQ((*engine)->path(), path);
+    } else {
+      EXPECT_EQ(engine.status().code(), StatusCode::kFailedPrecondition);
     }
   }
 }

@@ -14,6 +14,7 @@
 #include "engine/reference.h"
 #include "engine/score.h"
 #include "engine/train_pass.h"
+#include "tests/engine/golden_model.h"
 #include "tests/engine/test_models.h"
 
 namespace temper::engine {
@@ -29,36 +30,11 @@ json::value ReadGolden(const std::string& name) {
   return *std::move(value);
 }
 
-// The weights of llama_f64.py.
-Parameters GoldenParameters(const ModelConfig& c, uint64_t seed) {
-  Parameters params = InitParameters(c, seed);
-  for (size_t i = 0; i < params.tensors().size(); ++i) {
-    auto data = params.tensor(i);
-    for (size_t j = 0; j < data.size(); ++j) {
-      data[j] = params.tensors()[i].matrix() ? data[j] * 2.5f : static_cast<float>(1 + (static_cast<int>(j % 7) - 3) / 16.0);
-    }
-  }
-  return params;
-}
-
 // Could go wrong: our float64 path, or the tree, is not the model that everyone else means.
 TEST(Golden, PyTorchFloat64) {
   const json::value golden = ReadGolden("llama_f64.json");
   const JsonRef ref(golden);
-  const JsonRef config = *ref.Field("config");
-  const auto size = [&](const char* key) { return static_cast<int>(*(*config.Field(key)).Int()); };
-  ModelConfig c;
-  c.vocab = size("vocab");
-  c.layers = size("layers");
-  c.width = size("width");
-  c.heads = size("heads");
-  c.kv_heads = size("kv_heads");
-  c.head_dim = size("head_dim");
-  c.ffn = size("ffn");
-  c.max_positions = size("max_positions");
-  c.rope_theta = *(*config.Field("rope_theta")).Double();
-  c.rms_eps = *(*config.Field("rms_eps")).Double();
-  c.tied = *(*config.Field("tied")).Bool();
+  const ModelConfig c = GoldenConfig(golden.at("config"));
   ASSERT_TRUE(c.Validate().ok());
   const Parameters params = GoldenParameters(c, static_cast<uint64_t>(*(*ref.Field("seed")).Int()));
   const double temperature = *(*ref.Field("temperature")).Double();

@@ -136,6 +136,24 @@ TEST(Decoder, EndsASequenceThatFillsThePool) {
   EXPECT_EQ(out[id].ids.size(), 128u);  // 128 positions hold keys, the last token drawn needs none
 }
 
+// Goes wrong if a newcomer waits until those that run are done: a batch is open at every step.
+TEST(Decoder, ANewcomerDrawsBesideThoseThatRun) {
+  auto decoder = MakeDecoder(64, {.max_batch = 4});
+  ASSERT_TRUE(decoder->SwapWeights({}, {1, 0}).ok());
+  const uint64_t old = *decoder->Add({.ids = {1}, .sampling = {.max_tokens = 300}, .stop_ids = {}, .key = {}});
+  std::vector<DecodeEvent> events;
+  for (int i = 0; i < 20; ++i) decoder->Step(&events);
+  const uint64_t young = *decoder->Add({.ids = {2}, .sampling = {.max_tokens = 5}, .stop_ids = {}, .key = {.a = 1}});
+  events.clear();
+  for (int i = 0; i < 6; ++i) decoder->Step(&events);
+  std::map<uint64_t, Drawn> out;
+  Collect(events, &out);
+  EXPECT_EQ(out[young].ids.size(), 5u);
+  EXPECT_EQ(out[young].finish, Finish::kLength);
+  EXPECT_GE(out[old].ids.size(), 5u) << "and those that run draw on";
+  EXPECT_EQ(out[old].finish, Finish::kNone);
+}
+
 // Goes wrong if a shared prompt is computed once a sequence: eight siblings must cost one prompt, not eight.
 TEST(Decoder, SiblingsShareOnePrefill) {
   auto model = std::make_unique<FakeModel>(kVocab, 4096, 100);

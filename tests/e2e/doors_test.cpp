@@ -1,0 +1,141 @@
+// The doors of docs/doors.md as a user types them: the binary, files in, lines out. What they compute is tested beside the parts;
+// here it is that each is there, reads its options and answers in its documented form.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+
+#include "common/file.h"
+#include "common/strings.h"
+#include "tests/e2e/job_process.h"
+#include "tests/gateway/http_client.h"
+
+namespace temper::e2e {
+namespace {
+
+const std::string kModel = std::string(TEMPER_SOURCE_DIR) + "/tests/golden/engine_files/tiny.gguf";
+
+class Doors : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = testing::TempDir() + "temper_doors_XXXXXX";
+    ASSERT_TRUE(mkdtemp(folder_.data()));
+  }
+  void TearDown() override { EXPECT_TRUE(RemoveAll(folder_).ok()); }
+  std::string In(const std::string& text) {
+    const std::string path = folder_ + "/in" + std::to_string(++files_);
+    EXPECT_TRUE(WriteFile(path, text).ok());
+    return path;
+  }
+  // The last line of what a good call prints.
+  json::value Ask(const std::vector<std::string>& arguments) {
+    std::string output;
+    EXPECT_EQ(JobProcess::Door(arguments, &output), 0) << arguments[0] << " " << arguments[1] << ": " << output;
+    auto value = ParseJson(Split(std::string(Trim(output)), '\n').back());
+    EXPECT_TRUE(value.ok()) << output;
+    return value.ok() ? *value : json::value(json::object());
+  }
+  std::string folder_;
+  int files_ = 0;
+};
+
+// A text could not come back from its ids, or a rendered prompt be encoded in another way than its tokens say.
+TEST_F(Doors, TextGoesToIdsAndBack) {
+  const std::string text = "hi ab 12\n";
+  const json::value ids = Ask({"text", "encode", kModel, "--in", In(PrintJson(json::value(text)) + "\n")});
+  EXPECT_EQ(Ask({"text", "decode", kModel, "--in", In(PrintJson(ids) + "\n")}).at("text").as_string(), text);
+  const json::value rendered = Ask({"text", "render", kModel, "--tokens", "--in", In(R"({"messages":[{"role":"user","content":"hi"}]})")});
+  EXPECT_EQ(Ask({"text", "encode", kModel, "--parse-special", "--in", In(PrintJson(rendered.at("text")) + "\n")}).at("ids"), rendered.at("ids"));
+}
+
+// An exported model could be another one, and what is drawn greedily be scored otherwise.
+TEST_F(Doors, ModelsAreInspectedExportedScoredAndDrawnFrom) {
+  EXPECT_EQ(Ask({"model", "inspect", kModel}).at("parameters").as_int64(), 78464);
+  Ask({"model", "export", kModel, folder_ + "/exported"});
+  const json::value drawn =
+      Ask({"engine", "generate", kModel, "--in", In(R"({"ids":[3,4,5],"max_tokens":4,"temperature":0})")});
+  ASSERT_EQ(drawn.at("ids").as_array().size(), 4u);
+  json::array row = {3, 4, 5};
+  for (const json::value& id : drawn.at("ids").as_array()) row.push_back(id);
+  const std::string in = In(PrintJson(json::object{{"ids", row}}) + "\n");
+  const json::value scored = Ask({"engine", "score", kModel, "--in", in});
+  EXPECT_EQ(Ask({"engine", "score", folder_ + "/exported", "--in", in}), scored);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(scored.at("logprobs").at(3 + i), drawn.at("logprobs").at(i)) << i;
+}
+
+// The examples that docs/algorithm_block.md gives could stay behind when the door changes.
+TEST_F(Doors, TrainLossGivesTheDocumentedExample) {
+  const std::string page = *ReadFile(TEMPER_SOURCE_DIR "/docs/algorithm_block.md");
+  const size_t begin = page.find("{\"algorithm\"", page.find("Example 1 ("));
+  ASSERT_NE(begin, std::string::npos);
+  const json::value answer = Ask({"train", "loss", "--in", In(page.substr(begin, page.find('`', begin) - begin))});
+  EXPECT_NEAR(answer.at("loss").to_number<double>(), 0.28, 1e-9);
+  const std::vector<std::vector<double>> coef = {{-0.1, -0.22, -0.3}, {0, 0.14, 0.8}};
+  for (size_t i = 0; i < 2; ++i) {
+    for (size_t t = 0; t < 3; ++t) EXPECT_NEAR(answer.at("coef").at(0).at(i).at(t).to_number<double>(), coef[i][t], 1e-9);
+  }
+}
+
+// The last line of the trace that docs/pool_sim.md writes out in full could differ from what the door prints.
+TEST_F(Doors, PoolSimGivesTheDocumentedTrace) {
+  const std::string page = *ReadFile(TEMPER_SOURCE_DIR "/docs/pool_sim.md");
+  const size_t begin = page.find("{", page.find("**(c)"));
+  const size_t last = page.find("\n{\"bound\"", begin);
+  ASSERT_NE(last, std::string::npos);
+  std::string script = page.substr(begin, page.find('\n', begin) - begin) + "\n{\"t\":1,\"event\":\"lease\"}\n";
+  auto finish = [&](int t, int group, int rollout, int reward) {
+    script += "{\"t\":" + std::to_string(t) + ",\"event\":\"finish\",\"group\":" + std::to_string(group) + ",\"rollout\":" +
+              std::to_string(rollout) + ",\"outcome\":\"scored\",\"reward\":" + std::to_string(reward) + "}\n";
+  };
+  for (const auto& [t, group, first, second] : {std::array{2, 1, 1, 1}, {3, 2, 0, 1}, {4, 3, 1, 0}}) {
+    finish(t, group, 0, first);
+    finish(t, group, 1, second);
+  }
+  script += "{\"t\":11,\"event\":\"tick\"}\n{\"t\":12,\"event\":\"crash\",\"who\":\"trainer\"}\n";
+  finish(12, 4, 0, 1);
+  finish(12, 4, 1, 0);
+  script += "{\"t\":13,\"event\":\"lease\"}\n{\"t\":14,\"event\":\"update\",\"batch\":0}\n{\"t\":14,\"event\":\"commit\",\"step\":1}\n";
+  EXPECT_EQ(PrintJson(Ask({"pool", "sim", "--in", In(script)})), PrintJson(*ParseJson(page.substr(last + 1, page.find('\n', last + 1) - last - 1))));
+}
+
+// An agent that is tried by hand could find no server at the printed address, or Ctrl-C not end it.
+TEST_F(Doors, GatewayTryServesUntilCtrlC) {
+  int out[2];
+  ASSERT_EQ(pipe(out), 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    dup2(out[1], 1);
+    close(out[0]);
+    execl(TEMPER_BUILD_DIR "/temper", "temper", "gateway", "try", kModel.c_str(), "--threads", "1", nullptr);
+    _exit(127);
+  }
+  close(out[1]);
+  std::string line;
+  for (char c; read(out[0], &c, 1) == 1 && c != '\n';) line += c;
+  auto printed = ParseJson(line);
+  ASSERT_TRUE(printed.ok()) << line;
+  const std::string base(printed->at("base_url").as_string()), key(printed->at("api_key").as_string());
+  int64_t port = 0;
+  ASSERT_TRUE(base.ends_with("/v1") && ParseInt(base.substr(base.rfind(':') + 1, base.size() - 3 - base.rfind(':') - 1), &port)) << base;
+  auto ask = [&](const std::string& method, const std::string& path, const std::string& body) {
+    auto value = ParseJson(gateway::Exchange(static_cast<int>(port), method, "/v1" + path, key, body).body);
+    EXPECT_TRUE(value.ok()) << path;
+    return value.ok() ? *value : json::value(json::object());
+  };
+  EXPECT_EQ(ask("GET", "/models", "").at("data").at(0).at("object"), "model");
+  const std::string body = R"({"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":5})";
+  const json::value answer = ask("POST", "/chat/completions", body);
+  EXPECT_LE(answer.at("usage").at("completion_tokens").as_int64(), 5);
+  EXPECT_EQ(answer.at("choices").at(0).at("message").at("role"), "assistant");
+  kill(pid, SIGINT);
+  int status = -1;
+  for (int i = 0; i < 500 && waitpid(pid, &status, WNOHANG) == 0; ++i) usleep(20000);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  if (status == -1) kill(pid, SIGKILL);
+  close(out[0]);
+}
+
+}  // namespace
+}  // namespace temper::e2e
