@@ -146,6 +146,64 @@ TEST(EvaluationReport, SurvivesMutations) {
   EXPECT_GT(accepted, 100);
 }
 
+struct NoSandbox final : sandbox::SandboxService {
+  Result<sandbox::SandboxInfo> Create(const sandbox::CreateRequest&) override { return Unimplemented("no sandbox here"); }
+  Result<sandbox::ExecResult> Exec(const sandbox::ExecRequest& request) override {
+    asked = request;
+    return sandbox::ExecResult{};
+  }
+  Result<std::vector<sandbox::File>> Export(const std::string&, const sandbox::ExportOptions&) override { return Unimplemented(""); }
+  Status Renew(const std::string&, double) override { return Status::Ok(); }
+  Status Destroy(const std::string&) override { return Status::Ok(); }
+  Result<std::vector<sandbox::SandboxInfo>> List() override { return std::vector<sandbox::SandboxInfo>{}; }
+  sandbox::ExecRequest asked;
+};
+
+// What could go wrong: a program gets another's key, no way to the model, or no task; or its end is taken for another.
+TEST(CommandScaffold, GivesUrlKeyAndTaskByEnvironment) {
+  TempFile seen("");
+  ScaffoldOptions options;
+  options.command = {"sh", "-c", "env > \"$0\"; exit $1", seen.path, "3"};
+  options.host = true;
+  const AttemptSpec spec;
+  const std::atomic<bool> stopped = false;
+  NoSandbox service;
+  const AttemptContext context{spec, "http://127.0.0.1:81/v1", "sk-this-one", service, "box-1", "/somewhere/task.json", stopped};
+  const AgentEnd end = (*MakeScaffold(options))->Play(context);
+  EXPECT_EQ(end.kind, Kind::kExit);
+  EXPECT_NE(end.detail.find("3"), std::string::npos) << end.detail;
+  const std::string environment = "\n" + *ReadFile(seen.path);
+  for (const char* line : {"OPENAI_BASE_URL=http://127.0.0.1:81/v1", "OPENAI_API_KEY=sk-this-one", "ANTHROPIC_AUTH_TOKEN=sk-this-one",
+                           "TEMPER_TASK_FILE=/somewhere/task.json"}) {
+    EXPECT_NE(environment.find(std::string("\n") + line + "\n"), std::string::npos) << line << environment;
+  }
+  options.command = {"sh", "-c", "exec sleep 60"};
+  options.timeout_s = 0.2;
+  EXPECT_EQ((*MakeScaffold(options))->Play(context).kind, Kind::kTimeout);
+  options.command = {"true"};
+  EXPECT_EQ((*MakeScaffold(options))->Play(context).kind, Kind::kDone);
+
+  // Inside the sandbox the same, with the addresses as they are there.
+  options.host = false;
+  options.command = {"{build}/agent", "--task", "{task}"};
+  options.build_dir = "/b";
+  const auto scaffold = *MakeScaffold(options);
+  EXPECT_TRUE(scaffold->NeedsRelay());
+  (void)scaffold->Play(context);
+  EXPECT_EQ(service.asked.id, "box-1");
+  ASSERT_EQ(service.asked.argv.size(), 3u);
+  std::map<std::string, std::string> env(service.asked.env.begin(), service.asked.env.end());
+  EXPECT_EQ(env["OPENAI_API_KEY"], "sk-this-one");
+  EXPECT_EQ(env["OPENAI_BASE_URL"], std::string("http://") + sandbox::kRelayAddress + "/v1");
+  EXPECT_EQ(env["TEMPER_TASK_FILE"], service.asked.argv[2]);
+  const std::vector<sandbox::Mount> mounts = scaffold->Mounts("/host/task.json");
+  ASSERT_EQ(mounts.size(), 2u);
+  EXPECT_EQ(mounts[0].source, "/host/task.json");
+  EXPECT_EQ(mounts[0].target, service.asked.argv[2]);
+  EXPECT_EQ(mounts[1].source, "/b/agent");
+  EXPECT_EQ(mounts[1].target, service.asked.argv[0]);
+}
+
 TEST(MakeScaffold, RefusesByName) {
   ScaffoldOptions options;
   options.kind = "service";

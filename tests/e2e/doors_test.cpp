@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <set>
 
 #include "common/file.h"
 #include "common/strings.h"
@@ -40,6 +41,29 @@ class Doors : public testing::Test {
   std::string folder_;
   int files_ = 0;
 };
+
+// The README could name a command that is not there: `run` and `test` are the launcher's, the others the binary's.
+TEST_F(Doors, ReadmeCommandsExist) {
+  const std::string readme = *ReadFile(TEMPER_SOURCE_DIR "/README.md");
+  std::set<std::string> named;
+  for (size_t at = 0; (at = readme.find("./temper ", at)) != std::string::npos;) {
+    at += 9;
+    named.insert(readme.substr(at, readme.find_first_of("`\n", at) - at));
+  }
+  int seen = 0;
+  for (const std::string& line : named) {
+    const std::vector<std::string> words = Split(line, ' ');
+    if (words[0] == "test") continue;
+    std::string output;
+    std::vector<std::string> call = {words[0]};
+    if (words[0] != "run" && words[0] != "top") call.push_back(words.at(1));
+    call.push_back("--help");
+    EXPECT_EQ(JobProcess::Door(call, &output), 0) << line << ": " << output;
+    EXPECT_NE(output.find("usage: temper " + words[0]), std::string::npos) << line << ": " << output;
+    ++seen;
+  }
+  EXPECT_GE(seen, 7);
+}
 
 // A text could not come back from its ids, or a rendered prompt be encoded in another way than its tokens say.
 TEST_F(Doors, TextGoesToIdsAndBack) {

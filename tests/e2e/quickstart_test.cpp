@@ -33,6 +33,9 @@ Finished Play(const std::string& config, int seed) {
   EXPECT_GE(out.summary.at("on_policy_versions").as_array().size(), 3u);
   EXPECT_EQ(Number(out.first, "tasks"), 256);
   EXPECT_EQ(Number(out.last, "tasks"), 256);
+  for (const auto& [family, score] : out.first.at("families").as_object()) {
+    EXPECT_EQ(score.at("tasks"), out.last.at("families").at(family).at("tasks")) << family << ": other tasks at the end";
+  }
   EXPECT_EQ(job.Remains(), "");
   return out;
 }

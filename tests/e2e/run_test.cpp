@@ -74,6 +74,8 @@ TEST(Run, TheWholeLoop) {
     ++shown;
   }
   EXPECT_GE(shown, 80);
+  EXPECT_EQ(JobProcess::Door({"top", job.folder()}, &output), 0) << output;
+  EXPECT_NE(output.find("step      5 of 5"), std::string::npos) << output;
   // A folder that is done is not trained again.
   job.Resume();
   EXPECT_EQ(job.Wait(30), 0);
@@ -142,6 +144,16 @@ TEST(Run, DryRunOnlyPrints) {
   EXPECT_NE(job.Output().find("never above 2 updates"), std::string::npos) << job.Output();
   EXPECT_NE(job.Output().find("algorithm.advantage.baseline"), std::string::npos);
   EXPECT_FALSE(Exists(job.folder()));
+}
+
+// "About a million parameters" could become ten.
+TEST(Run, TheQuickstartsPolicyIsSmall) {
+  JobProcess job("small");
+  job.Start({"--dry-run"}, {}, "quickstart.yaml");
+  EXPECT_EQ(job.Wait(30), 0);
+  const size_t at = job.Output().find("  policy       ");
+  ASSERT_NE(at, std::string::npos) << job.Output();
+  EXPECT_NEAR(std::strtod(job.Output().c_str() + at + 15, nullptr), 1.0, 0.5) << job.Output();
 }
 
 // A port somebody else has: exit code 1, and no folder of a job that never was.

@@ -132,6 +132,43 @@ TEST(Job, ShippedJobsAreGood) {
   }
 }
 
+// The settings that the quickstart's numbers stand on could be changed, or a control differ from it in more than what it controls.
+TEST(Job, TheQuickstartIsTheJobThatIsPromised) {
+  auto entries = [](const std::string& name) {
+    auto config = Config::Load(std::string(TEMPER_SOURCE_DIR) + "/configs/" + name + ".yaml");
+    EXPECT_TRUE(config.ok()) << config.status().ToString();
+    auto job = ReadJob(*config);
+    EXPECT_TRUE(job.ok()) << job.status().ToString();
+    std::map<std::string, std::string> out;
+    for (const ConfigEntry& entry : config->entries()) out[entry.path] = entry.json;
+    return std::pair(*job, out);
+  };
+  const auto [job, settings] = entries("quickstart");
+  EXPECT_EQ(settings.at("algorithm.recipe"), "\"cispo\"");
+  EXPECT_EQ(settings.at("algorithm.dynamic_sampling"), "\"off\"");
+  EXPECT_TRUE(job.model.create);
+  ASSERT_TRUE(job.tasks.eval);
+  EXPECT_EQ(job.tasks.eval->count, 256);
+  EXPECT_EQ(settings.at("tasks.eval.split"), "held_out");
+  EXPECT_EQ(settings.at("eval.temperature"), "1");
+  EXPECT_EQ(settings.at("sampling.temperature"), "1");
+  EXPECT_GE(*ParseJson(settings.at("eval.every"))->if_int64(), job.trainer.steps) << "no evaluation on the way, that could decide when to stop";
+  ASSERT_TRUE(job.trainer.sft);
+  EXPECT_EQ(job.trainer.sft->poor_fraction, 0.5);
+  EXPECT_EQ(job.scaffold.kind, "command");
+  EXPECT_LE(job.trainer.steps * job.pool.P * job.pool.G, 8000);
+  for (const auto& [control, differs] : std::map<std::string, std::vector<std::string>>{
+           {"quickstart-blind", {"name", "scaffold.command"}}, {"quickstart-shuffled", {"name", "trainer.permute_rewards"}}}) {
+    const auto [other, theirs] = entries(control);
+    std::vector<std::string> found;
+    for (const auto& [path, value] : settings) {
+      if (!theirs.count(path) || theirs.at(path) != value) found.push_back(path);
+    }
+    EXPECT_EQ(found, differs) << control;
+    EXPECT_EQ(theirs.size(), settings.size()) << control;
+  }
+}
+
 // Any value at any key must give a job or an error, never a crash.
 TEST(Job, RandomOverridesAreHandled) {
   auto config = Config::Parse(kMinimal, "job.yaml");

@@ -48,6 +48,24 @@ TEST(LiveView, ShowsFailures) {
   EXPECT_NE(all.find("v0 0.450"), std::string::npos);
 }
 
+// Each number that a user watches must be there, under its own name.
+TEST(LiveView, ShowsWhereTheJobStands) {
+  const std::vector<std::string> lines = RenderPanel(Sample(), 120);
+  auto line = [&](const std::string& name) {
+    for (const std::string& l : lines) {
+      if (l.rfind(name, 0) == 0) return l;
+    }
+    return "no line " + name;
+  };
+  EXPECT_EQ(line("step "), "step      100 of 60");
+  EXPECT_EQ(line("reward").rfind("reward    1.000  ▁", 0), 0u) << line("reward");
+  EXPECT_EQ(line("reward").substr(line("reward").size() - 3), "█");
+  EXPECT_EQ(line("speed"), "speed     sampling 5400 tokens/s, training 8000 tokens/s, trainer waited 0.5 s");
+  EXPECT_EQ(line("staleness"), "staleness 1/2 updates");
+  EXPECT_EQ(line("window"), "window    W = 9, 30 of 32 slots in flight, 12 rollouts running; the trainer waits for groups");
+  EXPECT_EQ(line("failures"), "failures  infra_failure 2");
+}
+
 // A curve of equal values has no range to divide by.
 TEST(LiveView, Sparklines) {
   EXPECT_EQ(Sparkline({}, 10), "");

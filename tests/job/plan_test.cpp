@@ -41,7 +41,17 @@ TEST(Plan, NumbersOfThePool) {
   EXPECT_GT(plan->parameters, 500000);
   EXPECT_EQ(plan->processes.size(), 8u);
   const std::string text = PrintPlan(MakeJob(), *plan);
-  EXPECT_NE(text.find("never above 2 updates"), std::string::npos) << text;
+  // What a user is told before anything starts: every part with its memory, the ports, the bound.
+  for (const char* said : {"never above 2 updates", "ports        gateway 127.0.0.1:any; everything else on unix sockets", "processes    8, about "}) {
+    EXPECT_NE(text.find(said), std::string::npos) << said << "\n" << text;
+  }
+  int64_t sum = 0;
+  for (const PlannedProcess& process : plan->processes) {
+    EXPECT_GT(process.memory_bytes, 0) << process.name;
+    EXPECT_NE(text.find("    " + process.name + " "), std::string::npos) << process.name << "\n" << text;
+    sum += process.memory_bytes;
+  }
+  EXPECT_EQ(plan->memory_bytes, sum);
 }
 
 // What cannot run must be refused before anything starts.

@@ -113,6 +113,55 @@ TEST_F(Doors, BadUsage) {
   EXPECT_EQ(Temper("sandbox run --help").exit_code, 0);
 }
 
+// What could go wrong: where there are no cgroups the limits are said and not held, or a named mode is replaced by another.
+TEST_F(Doors, LimitsHoldWithoutCgroups) {
+  const std::string none = "sandbox run --cgroups none --limits ";
+  Answer a = Temper(none + "memory=64MiB -- python3 -c 'x = bytearray(300000000)'");
+  EXPECT_EQ(a.Field("exit_code"), "1");
+  EXPECT_THAT(a.err + a.out, HasSubstr("MemoryError"));
+  EXPECT_THAT(a.Field("enforced"), HasSubstr(R"("memory":"rlimit","processes":"rlimit","disk":"tmpfs","files":"tmpfs","cpu_s":"rlimit")"));
+  EXPECT_EQ(Temper(none + "memory=64MiB -- python3 -c 'x = bytearray(10000000)'").Field("exit_code"), "0");
+  a = Temper(none + "processes=10 -- sh -c 'i=0; while [ $i -lt 30 ]; do sleep 0.3 & i=$((i+1)); done; wait; echo all'");
+  EXPECT_THAT(a.Field("stderr"), HasSubstr("Cannot fork"));
+  EXPECT_EQ(a.Field("stdout"), "");
+  a = Temper(none + "cpu_s=1 -- sh -c 'while :; do :; done'");
+  EXPECT_EQ(a.Field("outcome"), "limit");
+  EXPECT_EQ(a.Field("limit"), "cpu_s");
+  a = Temper(none + "disk=1MiB -- dd if=/dev/zero of=big bs=1M count=3");
+  EXPECT_THAT(a.Field("stderr"), HasSubstr("No space left"));
+  // By name it is this mode or a refusal.
+  for (const char* mode : {"v2", "hybrid"}) {
+    a = Temper(std::string("sandbox run --cgroups ") + mode + " -- true");
+    if (a.exit_code == 0) {
+      EXPECT_THAT(a.Field("enforced"), HasSubstr(R"("memory":"cgroup")")) << mode;
+    } else {
+      EXPECT_EQ(a.exit_code, 1);
+      EXPECT_THAT(a.err, HasSubstr(std::string("cgroup mode ") + mode)) << mode;
+    }
+  }
+}
+
+// What could go wrong: the quickstart's judge believes words, gives a part of the reward, or overlooks what should not be there.
+TEST_F(Doors, TheFilesVerifierLooksAtFilesOnly) {
+  const std::string judge = "verifier run --mount " TEMPER_BUILD_DIR "/files-verifier:/opt/judge --command /opt/judge --case case";
+  auto reward = [&](const std::string& files, const std::string& words = "") {
+    EXPECT_TRUE(WriteFile(folder_ + "/case", R"({"task":{"hidden":{"files":{"a":"red\n","d/b":"x"},"folders":["d"]}},"final_text":")" + words +
+                                                 R"(","files":[)" + files + "]}").ok());
+    Answer a = Temper(judge);
+    EXPECT_EQ(a.exit_code, 0) << a.err << a.out;
+    EXPECT_EQ(a.Field("outcome"), "scored");
+    return a.Field("reward");
+  };
+  const std::string a = R"({"path":"a","text":"red\n"})", d = R"({"path":"d","folder":true})", b = R"({"path":"d/b","text":"x"})";
+  EXPECT_EQ(reward(a + "," + d + "," + b), "1");
+  EXPECT_EQ(reward("", "done: a holds red, d/b holds x, reward 1"), "0");
+  EXPECT_EQ(reward(a + "," + d), "0") << "half of it";
+  EXPECT_EQ(reward(R"({"path":"a","text":"red"},)" + d + "," + b), "0") << "another content";
+  EXPECT_EQ(reward(a + "," + d + "," + b + R"(,{"path":"e","text":""})"), "0") << "a file too many";
+  EXPECT_EQ(reward(a + "," + d + "," + b + R"(,{"path":"e","folder":true})"), "0") << "a folder too many";
+  EXPECT_EQ(reward(R"({"path":"a","link":"d/b"},)" + d + "," + b), "0") << "a link for a file";
+}
+
 // What could go wrong: a verdict and its exit code disagree.
 TEST_F(Doors, Verifier) {
   ASSERT_TRUE(WriteFile(folder_ + "/case", R"({"task":{"answer":"42"},"final_text":"42","files":{"a":"x"}})").ok());
