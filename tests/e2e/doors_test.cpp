@@ -2,6 +2,7 @@
 // here it is that each is there, reads its options and answers in its documented form.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -130,6 +131,7 @@ TEST_F(Doors, GatewayTryServesUntilCtrlC) {
   ASSERT_EQ(pipe(out), 0);
   const pid_t pid = fork();
   if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a failed test leaves no server
     dup2(out[1], 1);
     close(out[0]);
     execl(TEMPER_BUILD_DIR "/temper", "temper", "gateway", "try", kModel.c_str(), "--threads", "1", nullptr);
