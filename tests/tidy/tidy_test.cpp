@@ -176,5 +176,29 @@ TEST(Tidy, ReadmeNamesWhatExists) {
   EXPECT_GT(seen, 3);
 }
 
+// What could go wrong: docs/tests.md names a test that was renamed or is gone.
+TEST(Tidy, TheMapOfTestsNamesTests) {
+  std::set<std::string> tests;
+  static const std::regex kTest("^(TEST|TEST_F|TEST_P|TYPED_TEST)\\((\\w+), (\\w+)\\)");
+  for (const auto& entry : fs::recursive_directory_iterator(fs::path(TEMPER_SOURCE_DIR) / "tests")) {
+    if (entry.path().extension() != ".cpp") continue;
+    std::ifstream in(entry.path());
+    for (std::string line; std::getline(in, line);) {
+      std::smatch match;
+      if (std::regex_search(line, match, kTest)) tests.insert(match[2].str() + "." + match[3].str());
+    }
+  }
+  std::ifstream in(fs::path(TEMPER_SOURCE_DIR) / "docs/tests.md");
+  std::stringstream text;
+  text << in.rdbuf();
+  const std::string map = text.str();
+  static const std::regex kName("`([A-Z]\\w*\\.[A-Z]\\w*)`");
+  int seen = 0;
+  for (auto it = std::sregex_iterator(map.begin(), map.end(), kName); it != std::sregex_iterator(); ++it, ++seen) {
+    EXPECT_TRUE(tests.count((*it)[1])) << (*it)[1];
+  }
+  EXPECT_GT(seen, 200);
+}
+
 }  // namespace
 }  // namespace temper
