@@ -92,6 +92,7 @@ Result<RunArguments> ParseRunArguments(int argc, char** argv) {
 
 struct Loaded {
   Job job;
+  Config config;
   std::vector<ConfigEntry> entries;
   std::string resolved;
 };
@@ -100,7 +101,16 @@ Result<Loaded> LoadJob(const std::string& path, const std::vector<std::string>& 
   ASSIGN_OR_RETURN(Config config, Config::Load(path));
   for (const std::string& set : sets) RETURN_IF_ERROR(config.Set(set));
   ASSIGN_OR_RETURN(Job job, ReadJob(config));
-  return Loaded{std::move(job), config.entries(), config.ResolvedYaml()};
+  return Loaded{std::move(job), config, config.entries(), config.ResolvedYaml()};
+}
+
+// The message of a check that knows keys but not the file, "KEY: what", with the key's place in the file.
+std::string AtItsPlace(Config config, const Status& status) {
+  const std::string& message = status.message();
+  const size_t colon = message.find(": ");
+  if (colon == std::string::npos || message.find_first_not_of("abcdefghijklmnopqrstuvwxyz_.") < colon) return message;
+  config.Fail(message.substr(0, colon), message.substr(colon + 2));
+  return config.Finish().message();
 }
 
 Machine ThisMachine() {
@@ -185,10 +195,10 @@ int Run(int argc, char** argv) {
     }
   }
   auto model = PolicyConfig(job);
-  if (!model.ok()) return Complain("run", model.status().message(), 2);
-  if (Status s = CheckReferences(job, BuildFolder()); !s.ok()) return Complain("run", s.message(), 2);
+  if (!model.ok()) return Complain("run", AtItsPlace(loaded->config, model.status()), 2);
+  if (Status s = CheckReferences(job, BuildFolder()); !s.ok()) return Complain("run", AtItsPlace(loaded->config, s), 2);
   auto plan = MakePlan(job, *model, ThisMachine());
-  if (!plan.ok()) return Complain("run", plan.status().message(), 2);
+  if (!plan.ok()) return Complain("run", AtItsPlace(loaded->config, plan.status()), 2);
   if (arguments->dry_run) {
     std::printf("values\n%splan\n%s", PrintValues(loaded->entries).c_str(), PrintPlan(job, *plan).c_str());
     return 0;

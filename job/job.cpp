@@ -237,6 +237,7 @@ void ReadPool(ConfigBlock root, Job* job) {
   ConfigBlock window = block.Block("window");
   static const std::vector<std::string> kPolicies = {"anchored", "strict", "greedy", "areal"};
   const std::string policy = window.Choice("policy", "anchored", kPolicies);
+  if (policy == "areal") window.Fail("policy", "'areal' has no bound on staleness, and a job must have one; `temper pool sim` compares with it");
   pool.window.policy = static_cast<datapool::Policy>(std::find(kPolicies.begin(), kPolicies.end(), policy) - kPolicies.begin());
   if (policy == "anchored") {
     if (window.Has("size") && window.Has("fraction")) window.Fail("fraction", "has no effect beside pool.window.size; give one of the two");
