@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/faults.h"
 #include "common/file.h"
 #include "common/json.h"
 #include "temper/v1/types.pb.h"
@@ -186,6 +187,7 @@ AttemptResult AttemptRunner::RunInSandbox(const AttemptSpec& spec, const gateway
         the_case.final_text = sealed_trajectory.final_text();
         the_case.metadata_json = MetadataJson(spec);
         the_case.files = std::move(*files);
+        (void)Faults::Get().Hit("agents.verify");
         const verifiers::Verdict verdict = verifier_.Verify(the_case);
         if (verdict.outcome == verifiers::VerdictOutcome::kScored) {
           result.reward = verdict.reward;

@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "common/clock.h"
+#include "common/log.h"
 #include "common/strings.h"
 
 namespace temper {
@@ -73,6 +74,7 @@ Status Faults::Hit(const char* name) {
     for (;;) pause();
   }
   double seconds = 0;
+  log::Info("fault point", {{"name", name}, {"action", action}});  // so that a test knows where the process is
   if (ParseDouble(action.substr(6), &seconds)) SystemClock::Get().SleepS(seconds);
   return Status::Ok();
 }

@@ -12,6 +12,7 @@
 
 #include "common/check.h"
 #include "common/clock.h"
+#include "common/faults.h"
 #include "common/log.h"
 #include "engine/decode/paged_model.h"
 #include "engine/engine.h"
@@ -124,6 +125,7 @@ struct Worker::State {
       events.clear();
       bool worked = decoder && source->MayServe() && decoder->Step(&events);
       const double now_s = NowS();
+      if (!events.empty()) (void)Faults::Get().Hit("rollout.sampled");
       for (const engine::DecodeEvent& e : events) OnEvent(e, now_s);
       const double next_s = Sweep(now_s);
       UpdateMetrics(now_s);
@@ -152,6 +154,7 @@ struct Worker::State {
   void Swap() {
     std::optional<WeightSource::Weights> next = source->TakeSwap();
     if (!next) return;
+    (void)Faults::Get().Hit("rollout.swap");
     if (!decoder) MakeDecoder(next->weights);
     const Status status = decoder->SwapWeights(next->weights, next->version);
     TEMPER_CHECK(status.ok()) << status.ToString();

@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "common/faults.h"
 #include "common/file.h"
 #include "common/json.h"
 #include "common/log.h"
@@ -146,6 +147,7 @@ Status SaveCheckpoint(const std::string& run_dir, const Checkpoint& checkpoint, 
     manifest.Key(file).String(hash);
   }
   manifest.EndObject().EndObject();
+  RETURN_IF_ERROR(Faults::Get().Hit("trainer.checkpoint_half"));
   RETURN_IF_ERROR(WriteFileAtomic(temporary + "/" + kManifest, manifest.Take() + "\n"));
   RETURN_IF_ERROR(SyncDir(temporary));
   // A folder of that step can only be left from before a rollback, or broken.

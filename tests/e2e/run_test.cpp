@@ -47,6 +47,13 @@ TEST(Run, TheWholeLoop) {
   EXPECT_GE(*s.IntOr("tokens_sampled", 0), *s.IntOr("tokens_trained", 0));
   EXPECT_GE(*s.IntOr("logical_tokens", 0), *s.IntOr("tree_tokens", 0));
   EXPECT_EQ(job.Remains(), "");
+  // Without a reward no weight moves, and every version is the first one: the ratios would be 1 whatever the sync did.
+  EXPECT_GT(*s.DoubleOr("eval_start", 0), 0);
+  int moved = 0;
+  for (const std::string& line : Split(std::string(Trim(job.Read("metrics.jsonl"))), '\n')) {
+    moved += *JsonRef(*ParseJson(line)).DoubleOr("grad_norm", 0) > 0;
+  }
+  EXPECT_GE(moved, 3) << job.Output();
 
   // The folder of docs/doors.md, and plain lines where there is no terminal: the plan, each step, the end.
   for (const char* file : {"summary.json", "metrics.jsonl", "ledger.jsonl", "eval.jsonl", "sft.jsonl", "job.yaml", "plan.json", "state.json",
