@@ -12,9 +12,8 @@ namespace {
 
 constexpr int kSteps = 3;
 
-// Enough warm-up that some tasks are solved, so that a reward that never comes shows.
 std::vector<std::string> Arguments(const std::vector<std::string>& more) {
-  std::vector<std::string> all = {"--set", "trainer.sft.tokens=500000", "--set", "trainer.steps=" + std::to_string(kSteps)};
+  std::vector<std::string> all = {"--set", "trainer.steps=" + std::to_string(kSteps)};
   all.insert(all.end(), more.begin(), more.end());
   return all;
 }
