@@ -25,11 +25,11 @@ if(TEMPER_CCACHE)
   set(CMAKE_C_COMPILER_LAUNCHER ${TEMPER_CCACHE})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${TEMPER_CCACHE})
 endif()
-find_program(TEMPER_MOLD mold)
-if(TEMPER_MOLD)
-  # mold 1.10 (Debian 12) begins the segment that is read-only after relocation at the thread-local zeros, which lie in no page. At
-  # sizes that only chance decides that is a page nobody mapped, and the binary does not start: so without that segment.
-  add_link_options(-fuse-ld=mold -Wl,-z,norelro)
+# Not mold: its version in Debian 12 (1.10) makes binaries that do not start when chance puts the segment that is read-only after
+# relocation into no page, and it was seen to hang on a busy machine.
+find_program(TEMPER_LLD ld.lld)
+if(TEMPER_LLD)
+  add_link_options(-fuse-ld=lld)
 endif()
 
 find_package(Threads REQUIRED)

@@ -104,7 +104,7 @@ std::string PrintPlan(const Job& job, const Plan& plan) {
   line("sandbox", fmt::format("{} memory, {} processes, {} disk each; network: none", FormatSize(job.sandbox.limits.memory_bytes),
                               job.sandbox.limits.processes, FormatSize(job.sandbox.limits.disk_bytes)));
   line("ports", fmt::format("gateway {}:{}; everything else on unix sockets", job.gateway.bind, job.gateway.port ? std::to_string(job.gateway.port) : "any"));
-  line("processes", fmt::format("{}, about {} in all", plan.processes.size(), FormatSize(plan.memory_bytes / kMiB * kMiB)));
+  line("processes", fmt::format("{}, at most {} in all", plan.processes.size(), FormatSize(plan.memory_bytes / kMiB * kMiB)));
   for (const PlannedProcess& process : plan.processes) {
     text += fmt::format("    {:<12} {:>10}  {}\n", process.name, FormatSize(process.memory_bytes / kMiB * kMiB), process.does);
   }
