@@ -70,11 +70,13 @@ def read_results(folder):
                 yield path.stem, name, "passed", ""
 
 
-def record_pass(name, seconds):
+def record_pass(name, seconds, output):
     # The record itself changes with every pass.
     dirty = "+changes" if git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{RECORD.relative_to(ROOT)}") else ""
-    line = f"{name}\t{git('rev-parse', '--short=12', 'HEAD')}{dirty}\t{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%MZ}\t{seconds:.0f}\n"
-    old = RECORD.read_text().splitlines(keepends=True) if RECORD.exists() else ["test\tcommit\twhen\tseconds\n"]
+    line = f"{name}\t{git('rev-parse', '--short=12', 'HEAD')}{dirty}\t{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%MZ}\t{seconds:.0f}"
+    # What a test says it measured is part of the record.
+    line += "\t" + "; ".join(re.findall(r"^(?:\d+: )?measured: (.*)$", output, re.M)) + "\n"
+    old = RECORD.read_text().splitlines(keepends=True) if RECORD.exists() else ["test\tcommit\twhen\tseconds\tmeasured\n"]
     RECORD.write_text("".join([x for x in old if not x.startswith(name + "\t")] + [line]))
 
 
@@ -115,7 +117,7 @@ def main():
         if sys.stderr.isatty():
             print(f"\r\033[K[{position}/{len(names)}] {name}", end="", file=sys.stderr, flush=True)
         run = subprocess.run(
-            ["ctest", "-R", f"^{re.escape(name)}$", "--output-on-failure", "--no-tests=error"],
+            ["ctest", "-R", f"^{re.escape(name)}$", "--verbose" if args.long is not None else "--output-on-failure", "--no-tests=error"],
             cwd=args.build, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
             env={**os.environ, **gained, "GTEST_OUTPUT": f"xml:{results / name}.xml"})
         seconds = time.monotonic() - begin
@@ -128,7 +130,7 @@ def main():
             failed.append(name)
             print(run.stdout[-6000:])
         elif args.long is not None:
-            record_pass(name, seconds)
+            record_pass(name, seconds, run.stdout)
         if not (results / f"{name}.xml").exists():
             others.append((name, ok))
 
