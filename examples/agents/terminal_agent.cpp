@@ -2,7 +2,7 @@
 //
 //   OPENAI_BASE_URL, OPENAI_API_KEY   where the model is
 //   TEMPER_TASK_FILE                  JSON with the task's "instruction"
-//   TEMPER_TOOL_EXEC                  optional: a program that runs a command under another user id than the agent's
+//   TEMPER_TOOL_EXEC                  the program of the sandbox that runs a command under another user id than the agent's
 //
 // Loop: ask the model; run each `shell` call it makes and send the output back; stop when it answers without a call.
 // --blind hides every output from the model (the control job that shows the policy really uses what it sees).
@@ -71,11 +71,7 @@ std::string RunShell(const std::string& command) {
     close(pipe_fds[0]);
     close(pipe_fds[1]);
     unsetenv("OPENAI_API_KEY");
-    if (tool.empty()) {
-      execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-    } else {
-      execl(tool.c_str(), tool.c_str(), "sh", "-c", command.c_str(), nullptr);
-    }
+    execl(tool.c_str(), tool.c_str(), "sh", "-c", command.c_str(), nullptr);
     _exit(127);
   }
   close(pipe_fds[1]);
@@ -184,6 +180,11 @@ int Run(bool blind) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // What a policy says is run: only where it can break nothing.
+  if (Env("TEMPER_TOOL_EXEC").empty()) {
+    std::fprintf(stderr, "terminal-agent: TEMPER_TOOL_EXEC is not set: it runs a policy's commands in Temper's sandbox only (scaffold.where: sandbox)\n");
+    return 1;
+  }
   const bool blind = argc > 1 && std::strcmp(argv[1], "--blind") == 0;
   try {
     return Run(blind);

@@ -40,14 +40,16 @@ def ask(messages):
 
 
 def run_shell(command):
-    tool = os.environ.get("TEMPER_TOOL_EXEC")
-    argv = ([tool] if tool else []) + ["sh", "-c", command]
+    argv = [os.environ["TEMPER_TOOL_EXEC"], "sh", "-c", command]
     env = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
     done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env)
     return done.stdout[:2000].decode(errors="replace").rstrip("\n")
 
 
 def main():
+    # What a policy says is run: only where it can break nothing.
+    if not os.environ.get("TEMPER_TOOL_EXEC"):
+        sys.exit("terminal_agent.py: TEMPER_TOOL_EXEC is not set: it runs a policy's commands in Temper's sandbox only")
     blind = "--blind" in sys.argv[1:]
     with open(os.environ["TEMPER_TASK_FILE"]) as file:
         messages = [{"role": "user", "content": json.load(file)["instruction"]}]

@@ -163,5 +163,20 @@ TEST_F(Doors, GatewayTryServesUntilCtrlC) {
   close(out[0]);
 }
 
+// The example agents run what a policy says: outside a sandbox they must refuse, before they ask anybody anything.
+TEST_F(Doors, ExampleAgentsRefuseToRunOutsideASandbox) {
+  const std::vector<std::string> commands = {std::string(TEMPER_BUILD_DIR) + "/terminal-agent",
+                                             "python3 " + std::string(TEMPER_SOURCE_DIR) + "/examples/agents/terminal_agent.py"};
+  for (const std::string& command : commands) {
+    FILE* pipe = popen(("env -u TEMPER_TOOL_EXEC " + command + " 2>&1").c_str(), "r");
+    ASSERT_TRUE(pipe);
+    std::string said;
+    for (int c; (c = fgetc(pipe)) != EOF;) said += static_cast<char>(c);
+    const int status = pclose(pipe);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << command << ": " << status;
+    EXPECT_NE(said.find("TEMPER_TOOL_EXEC is not set"), std::string::npos) << said;
+  }
+}
+
 }  // namespace
 }  // namespace temper::e2e
