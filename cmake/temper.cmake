@@ -25,12 +25,8 @@ if(TEMPER_CCACHE)
   set(CMAKE_C_COMPILER_LAUNCHER ${TEMPER_CCACHE})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${TEMPER_CCACHE})
 endif()
-# Not mold: its version in Debian 12 (1.10) makes binaries that do not start when chance puts the segment that is read-only after
-# relocation into no page, and it was seen to hang on a busy machine.
-find_program(TEMPER_LLD ld.lld)
-if(TEMPER_LLD)
-  add_link_options(-fuse-ld=lld)
-endif()
+# The linker is binutils' own: of Debian 12's faster ones, mold 1.10 was seen to hang, and makes binaries that do not start when chance
+# puts the segment that is read-only after relocation into no page; lld 14 makes some in which an exception ends the process.
 
 find_package(Threads REQUIRED)
 find_package(Protobuf REQUIRED)

@@ -42,7 +42,7 @@ TEST(Plan, NumbersOfThePool) {
   EXPECT_EQ(plan->processes.size(), 8u);
   const std::string text = PrintPlan(MakeJob(), *plan);
   // What a user is told before anything starts: every part with its memory, the ports, the bound.
-  for (const char* said : {"never above 2 updates", "ports        gateway 127.0.0.1:any; everything else on unix sockets", "processes    8, about "}) {
+  for (const char* said : {"never above 2 updates", "ports        gateway 127.0.0.1:any; everything else on unix sockets", "processes    8, at most "}) {
     EXPECT_NE(text.find(said), std::string::npos) << said << "\n" << text;
   }
   int64_t sum = 0;
