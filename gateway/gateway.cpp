@@ -211,6 +211,7 @@ Status Gateway::Start() {
     if (!entry->session->closed()) {
       ++open;
       entry->session->AbandonOrphans(clock_.NowS() - entry->origin_s);
+      entry->session->AddFlag("recovered");
       Write(*entry->session);
       by_key_[entry->api_key] = entry;
       continue;

@@ -35,6 +35,12 @@ TEST(DecideOutcome, BlamesTheRightOne) {
   EXPECT_EQ(Decide(Kind::kLimit, {}), "policy_failure/limit");
   EXPECT_EQ(Decide(Kind::kDone, {}, 0), "infra_failure/no_call");
   EXPECT_EQ(Decide(Kind::kStopped, {"worker_error"}), "aborted/stopped");
+  // The gateway died under it without a call on record.
+  EXPECT_EQ(Decide(Kind::kExit, {"recovered"}), "aborted/gateway_restart");
+  EXPECT_EQ(Decide(Kind::kExit, {"recovered"}, 3, true), "aborted/gateway_restart");
+  EXPECT_EQ(Decide(Kind::kDone, {"recovered"}, 0), "aborted/gateway_restart");
+  EXPECT_EQ(Decide(Kind::kDone, {"recovered"}), "scored");
+  EXPECT_EQ(Decide(Kind::kTimeout, {"recovered"}), "truncated/time");
 }
 
 // What could go wrong: infrastructure trouble is hidden behind a limit that was hit at the same time.

@@ -102,7 +102,10 @@ TEST_P(KillMatrix, TheJobComesToItsEnd) {
   EXPECT_EQ(*s.IntOr("steps", 0), kSteps);
   EXPECT_EQ(*s.DoubleOr("importance_ratio_max_dev_on_policy", 1), 0);
   EXPECT_LE(*s.IntOr("staleness_max", 99), *s.IntOr("staleness_bound", 0));
-  EXPECT_EQ(*s.Field("outcomes")->IntOr("infra_failure", 99), 0);
+  // Whoever played when a part died is asked to play again. Only the sandboxes die with the janitor, before anyone knows why.
+  if (target != "janitor") {
+    EXPECT_EQ(*s.Field("outcomes")->IntOr("infra_failure", 99), 0);
+  }
   // Balance by sets, decisions replayed: no group is trained twice in the surviving history, none is lost.
   std::string output;
   EXPECT_EQ(JobProcess::Door({"pool", "verify", job.folder()}, &output), 0) << output;

@@ -470,6 +470,7 @@ TEST_F(GatewayTest, RecoversFromItsLogAtAnyCut) {
   ASSERT_EQ(t.calls_size(), 3);
   EXPECT_EQ(t.calls(1).note(), "gateway_restart");
   EXPECT_EQ(t.flags(0), "gateway_restart");
+  EXPECT_EQ(t.flags(1), "recovered");
   EXPECT_EQ(t.runs_size(), 4);
   StopAll();
 
