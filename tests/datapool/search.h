@@ -17,6 +17,7 @@ namespace temper::datapool {
 struct SearchSize {
   int64_t slots_at_most;  // B
   int dead_at_most;
+  size_t situations_at_most = 400'000;  // of one pool: more is taken for a key that grows without end
 };
 
 // A window and what of its history matters to the future, relative to the head and to the batch being filled: two situations
@@ -70,7 +71,7 @@ struct Situation {
 };
 
 // The largest staleness in any reachable situation.
-inline int64_t Worst(const PoolConfig& config, int dead_at_most, size_t* situations) {
+inline int64_t Worst(const PoolConfig& config, const SearchSize& size, size_t* situations) {
   int64_t worst = 0;
   std::set<std::string> seen;
   std::deque<Situation> frontier;
@@ -86,7 +87,7 @@ inline int64_t Worst(const PoolConfig& config, int dead_at_most, size_t* situati
     std::vector<Event> events;
     for (const OpenRollout& open : here.window.Running()) {
       events.push_back(FinishEvent(open.id.group));
-      if (here.Dead() < dead_at_most) events.push_back(FailEvent(open.id.group));
+      if (here.Dead() < size.dead_at_most) events.push_back(FailEvent(open.id.group));
     }
     if (!here.window.asking() && static_cast<int64_t>(here.window.Outstanding().size()) < config.max_leases) events.push_back(Of(Event::Kind::kLease));
     if (!here.window.Outstanding().empty()) events.push_back(Of(Event::Kind::kUpdate, here.window.Outstanding().front()));
@@ -100,7 +101,7 @@ inline int64_t Worst(const PoolConfig& config, int dead_at_most, size_t* situati
         EXPECT_TRUE(next.window.Apply(Of(Event::Kind::kCommit, next.window.version()), 0).ok());
       }
       reach(std::move(next));
-      if (seen.size() > 400000) {
+      if (seen.size() > size.situations_at_most) {
         ADD_FAILURE() << "the search does not end";
         return -1;
       }
@@ -125,7 +126,7 @@ inline void ExpectBound(const SearchSize& size) {
           config.max_leases = leases;
           ASSERT_TRUE(Validate(config).ok());
           size_t situations = 0;
-          const int64_t worst = Worst(config, size.dead_at_most, &situations);
+          const int64_t worst = Worst(config, size, &situations);
           const int64_t bound = *Plan(config).bound;
           total += situations;
           ++pools;
