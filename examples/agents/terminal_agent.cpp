@@ -182,7 +182,8 @@ int Run(bool blind) {
 int main(int argc, char** argv) {
   // What a policy says is run: only where it can break nothing.
   if (Env("TEMPER_TOOL_EXEC").empty()) {
-    std::fprintf(stderr, "terminal-agent: TEMPER_TOOL_EXEC is not set: it runs a policy's commands in Temper's sandbox only (scaffold.where: sandbox)\n");
+    std::fprintf(stderr, "terminal-agent: TEMPER_TOOL_EXEC is not set: it runs a policy's commands in Temper's sandbox only "
+                         "(scaffold.where: sandbox)\n");
     return 1;
   }
   const bool blind = argc > 1 && std::strcmp(argv[1], "--blind") == 0;

@@ -116,19 +116,8 @@ TEST(Crash, KilledJanitorEndsTheJob) {
   JobProcess job("janitor");
   job.Start(kArguments);
   ASSERT_TRUE(job.WaitSteps(2, 120));
-  // The janitor is the one child of the supervisor that is no role: it has the supervisor's own command line.
-  auto state = ParseJson(job.Read("state.json"));
-  ASSERT_TRUE(state.ok());
-  const int64_t supervisor = *JsonRef(*state).IntOr("pid", 0);
-  const std::string children = *ReadFile("/proc/" + std::to_string(supervisor) + "/task/" + std::to_string(supervisor) + "/children");
-  pid_t janitor = -1;
-  for (const std::string& word : Split(children, ' ')) {
-    int64_t pid = 0;
-    if (!ParseInt(word, &pid)) continue;
-    auto line = ReadFile("/proc/" + word + "/cmdline");
-    if (line.ok() && line->find("serve") == std::string::npos) janitor = static_cast<pid_t>(pid);
-  }
-  ASSERT_GT(janitor, 0) << children;
+  const pid_t janitor = job.JanitorPid();
+  ASSERT_GT(janitor, 0);
   kill(janitor, SIGKILL);
   EXPECT_EQ(job.Wait(30), 1);
   EXPECT_NE(JsonRef(job.Summary()).StringOr("reason", "")->find("janitor"), std::string::npos);

@@ -119,6 +119,25 @@ pid_t JobProcess::RolePid(const std::string& role) const {
   return -1;
 }
 
+pid_t JobProcess::SupervisorPid() const {
+  auto state = ParseJson(Read("state.json"));
+  return state.ok() ? static_cast<pid_t>(*JsonRef(*state).IntOr("pid", -1)) : -1;
+}
+
+pid_t JobProcess::JanitorPid() const {
+  const std::string supervisor = std::to_string(SupervisorPid());
+  auto children = ReadFile("/proc/" + supervisor + "/task/" + supervisor + "/children");
+  if (!children.ok()) return -1;
+  for (const std::string& word : Split(*children, ' ')) {
+    int64_t pid = 0;
+    if (!ParseInt(word, &pid)) continue;
+    // It has the supervisor's own command line.
+    auto line = ReadFile("/proc/" + word + "/cmdline");
+    if (line.ok() && line->find("serve") == std::string::npos) return static_cast<pid_t>(pid);
+  }
+  return -1;
+}
+
 std::string JobProcess::Read(const std::string& file) const {
   auto text = ReadFile(folder_ + "/" + file);
   return text.ok() ? *text : "";

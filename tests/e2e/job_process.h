@@ -29,6 +29,11 @@ class JobProcess {
   // The process of a role; -1 when there is none.
   pid_t RolePid(const std::string& role) const;
 
+  // -1 when state.json does not say it yet.
+  pid_t SupervisorPid() const;
+  // The one child of the supervisor that is no role; -1 when there is none.
+  pid_t JanitorPid() const;
+
   const std::string& folder() const { return folder_; }
   std::string Read(const std::string& file) const;  // "" when absent
   std::string Output() const;

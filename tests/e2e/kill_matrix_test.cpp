@@ -40,28 +40,9 @@ int StepsDone(const JobProcess& job) {
   return static_cast<int>(std::count(text.begin(), text.end(), '\n'));
 }
 
-pid_t SupervisorPid(const JobProcess& job) {
-  auto state = ParseJson(job.Read("state.json"));
-  return state.ok() ? static_cast<pid_t>(*JsonRef(*state).IntOr("pid", -1)) : -1;
-}
-
-// The one child of the supervisor that is no role.
-pid_t JanitorPid(const JobProcess& job) {
-  const std::string supervisor = std::to_string(SupervisorPid(job));
-  auto children = ReadFile("/proc/" + supervisor + "/task/" + supervisor + "/children");
-  if (!children.ok()) return -1;
-  for (const std::string& word : Split(*children, ' ')) {
-    int64_t pid = 0;
-    if (!ParseInt(word, &pid)) continue;
-    auto line = ReadFile("/proc/" + word + "/cmdline");
-    if (line.ok() && line->find("serve") == std::string::npos) return static_cast<pid_t>(pid);
-  }
-  return -1;
-}
-
-bool WaitFor(const JobProcess& job, const Phase& phase, uint32_t seed) {
+bool WaitFor(JobProcess& job, const Phase& phase, uint32_t seed) {
   if (!*phase.faults) {
-    if (!const_cast<JobProcess&>(job).WaitSteps(1, 120)) return false;
+    if (!job.WaitSteps(1, 120)) return false;
     usleep(std::mt19937(seed)() % 1'500'000);
     return true;
   }
@@ -81,7 +62,7 @@ TEST_P(KillMatrix, TheJobComesToItsEnd) {
   job.Start({"--set", "trainer.steps=" + std::to_string(kSteps)}, env);
   ASSERT_TRUE(WaitFor(job, phase, static_cast<uint32_t>(target.size() * 31 + std::get<1>(GetParam()))));
   const int step = StepsDone(job);
-  const pid_t pid = target == "supervisor" ? SupervisorPid(job) : target == "janitor" ? JanitorPid(job) : job.RolePid(target);
+  const pid_t pid = target == "supervisor" ? job.SupervisorPid() : target == "janitor" ? job.JanitorPid() : job.RolePid(target);
   ASSERT_GT(pid, 0);
   ASSERT_EQ(kill(pid, SIGKILL), 0);
   std::printf("killed %s (pid %d) after step %d of %d, phase %s\n", target.c_str(), pid, step, kSteps, phase.name);
