@@ -6,6 +6,7 @@
 
 #include "common/file.h"
 #include "common/json.h"
+#include "common/strings.h"
 
 namespace temper {
 namespace {
@@ -160,6 +161,24 @@ TEST_F(Doors, TheFilesVerifierLooksAtFilesOnly) {
   EXPECT_EQ(reward(a + "," + d + "," + b + R"(,{"path":"e","text":""})"), "0") << "a file too many";
   EXPECT_EQ(reward(a + "," + d + "," + b + R"(,{"path":"e","folder":true})"), "0") << "a folder too many";
   EXPECT_EQ(reward(R"({"path":"a","link":"d/b"},)" + d + "," + b), "0") << "a link for a file";
+}
+
+// What could go wrong: a verifier that misbehaves passes for one that has judged, or the door waits for what it left behind.
+TEST_F(Doors, BadVerifiersHaveNoReward) {
+  ASSERT_TRUE(WriteFile(folder_ + "/case", R"({"files":{"a":"x"}})").ok());
+  for (const char* row : {"crash exit", "exit-3 exit", "hang deadline", "writes-slowly deadline", "ignores-sigterm deadline", "silent verdict",
+                          "1e999 verdict", "twice verdict", "closes-fd3 verdict", "daemon-judges-instead verdict"}) {
+    const std::vector<std::string> mode_reason = Split(row, ' ');
+    Answer a = Temper("verifier run --mount " TEMPER_BUILD_DIR "/bad-verifier:/opt/bad --command '/opt/bad " + mode_reason[0] +
+                      "' --case case --timeout 0.4");
+    EXPECT_EQ(a.exit_code, 1) << row << a.err << a.out;
+    EXPECT_EQ(a.Field("outcome"), "infra_failure") << row;
+    EXPECT_EQ(a.Field("reward"), "null") << row;
+    EXPECT_THAT(a.Field("evidence"), HasSubstr("\"reason\":\"" + mode_reason[1] + "\"")) << row;
+  }
+  Answer a = Temper("verifier run --mount " TEMPER_BUILD_DIR "/bad-verifier:/opt/bad --command '/opt/bad daemon' --case case");
+  EXPECT_EQ(a.exit_code, 0) << a.err << a.out;
+  EXPECT_EQ(a.Field("reward"), "1");
 }
 
 // What could go wrong: a verdict and its exit code disagree.

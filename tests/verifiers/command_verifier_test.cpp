@@ -4,34 +4,13 @@
 
 #include <thread>
 
-#include "sandbox/door.h"
+#include "tests/verifiers/own_sandboxes.h"
 #include "verifiers/verifier.h"
 
 namespace temper::verifiers {
 namespace {
 
 using ::testing::HasSubstr;
-
-class OwnEnvironment : public ::testing::Environment {
- public:
-  void SetUp() override {
-    sandbox::JanitorOptions options;
-    options.init_path = TEMPER_BUILD_DIR "/temper-sandbox-init";
-    auto own = sandbox::OwnSandboxes::Start(options);
-    ASSERT_TRUE(own.ok()) << own.status().ToString();
-    own_ = std::move(*own);
-  }
-  void TearDown() override {
-    EXPECT_TRUE(own_->service().List()->empty()) << "a verifier left its sandbox behind";
-    own_.reset();
-  }
-  static sandbox::SandboxService& Service() { return own_->service(); }
-
- private:
-  static std::unique_ptr<sandbox::OwnSandboxes> own_;
-};
-std::unique_ptr<sandbox::OwnSandboxes> OwnEnvironment::own_;
-const auto* const kEnvironment = ::testing::AddGlobalTestEnvironment(new OwnEnvironment);
 
 Verdict Judge(const std::string& script, const Case& c = {}, double timeout_s = 10) {
   CommandOptions o;
