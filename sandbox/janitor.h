@@ -27,6 +27,11 @@ struct JanitorOptions {
   // kAuto takes the best that works below our own cgroup. kNone holds limits by rlimits where it can.
   CgroupMode cgroups = CgroupMode::kAuto;
   int sandboxes_max = 512;
+  // Layers that are left out. Only tests do: they show that each layer holds something (tests/sandbox/attempts_test.cpp); no
+  // door, job key or environment variable leads here.
+  struct Without {
+    bool seccomp = false, users = false, network = false;
+  } without;
 };
 
 class Janitor {

@@ -3,7 +3,10 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <linux/filter.h>
 #include <linux/sched.h>
+#include <linux/seccomp.h>
+#include <linux/securebits.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -68,7 +71,7 @@ Status Errno(const std::string& what) { return ErrnoStatus(what, errno); }
 struct Setup {
   RootTemplates::Root root;
   int disk = -1;     // the sandbox's tmpfs, not yet attached; has work, tmp, shm
-  int user_ns = -1;
+  int user_ns = -1;  // -1: stays the host's root (JanitorOptions::without)
   int control = -1, lifeline = -1, filter = -1;
   const std::vector<Fd>* enter = nullptr;
 
@@ -99,7 +102,7 @@ struct Setup {
     if (umount2(".", MNT_DETACH) != 0 || chdir("/") != 0) return Errno("leave the host's root");
     if (sethostname("sandbox", 7) != 0) return Errno("sethostname");
     if (setsid() < 0) return Errno("setsid");
-    if (setns(user_ns, CLONE_NEWUSER) != 0) return Errno("enter user namespace");
+    if (user_ns >= 0 && setns(user_ns, CLONE_NEWUSER) != 0) return Errno("enter user namespace");
     if (setgroups(0, nullptr) != 0 || setresgid(0, 0, 0) != 0 || setresuid(0, 0, 0) != 0) return Errno("become the sandbox's root");
     // The change of user cleared it.
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
@@ -139,6 +142,10 @@ class Loop {
     lifeline_read_ = Fd(pipes[0]);
     lifeline_write_ = Fd(pipes[1]);
     ASSIGN_OR_RETURN(std::string filter, CompileSeccompFilter());
+    if (options_.janitor.without.seccomp) {
+      const sock_filter allow = {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW};
+      filter.assign(reinterpret_cast<const char*>(&allow), sizeof allow);
+    }
     filter_ = Fd(memfd_create("filter", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!filter_.valid()) return Errno("memfd_create");
     RETURN_IF_ERROR(WriteAll(filter_.get(), filter));
@@ -330,7 +337,7 @@ class Loop {
     } else {
       slot = std::make_unique<Slot>();
       slot->index = slots_++;
-      slot->host_uid = first_id_ + static_cast<uint32_t>(slot->index) * kIdsPerSlot;
+      slot->host_uid = options_.janitor.without.users ? 0 : first_id_ + static_cast<uint32_t>(slot->index) * kIdsPerSlot;
       RETURN_IF_ERROR(MakeUserNs(slot.get()));
       RETURN_IF_ERROR(MakeNetNs(slot.get()));
     }
@@ -340,29 +347,41 @@ class Loop {
     return slot;
   }
 
-  // A user namespace lives as long as a descriptor leads to it. Its maps can only be written from outside.
+  // A user namespace lives as long as a descriptor leads to it. Its maps can only be written from outside. It is made as the
+  // user that will be its root: the kernel counts inotify instances, pending signals and the like to the maker too, and what one
+  // sandbox takes must not be missing in another, or for the host's root.
   Status MakeUserNs(Slot* slot) {
-    clone_args args = {};
-    args.flags = CLONE_NEWUSER;
-    args.exit_signal = SIGCHLD;
-    int hold[2];
+    if (options_.janitor.without.users) return Status::Ok();
+    int hold[2], told[2];
     if (pipe2(hold, O_CLOEXEC) != 0) return Errno("pipe");
     Fd read_end(hold[0]), write_end(hold[1]);
-    pid_t pid = static_cast<pid_t>(syscall(SYS_clone3, &args, sizeof args));
-    if (pid < 0) return Errno("clone into a user namespace");
+    if (pipe2(told, O_CLOEXEC) != 0) return Errno("pipe");
+    Fd told_read(told[0]), told_write(told[1]);
+    const pid_t pid = fork();
+    if (pid < 0) return Errno("fork");
     if (pid == 0) {
       close(hold[1]);
+      // Only the effective user changes, and the capabilities stay: some systems let no ordinary user make namespaces.
+      const bool made = prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0) == 0 && syscall(SYS_setresuid, -1, slot->host_uid, -1) == 0 &&
+                        unshare(CLONE_NEWUSER) == 0;
+      const int error = made ? 0 : errno;
+      if (write(told[1], &error, sizeof error) != sizeof error) _exit(1);
       char c;
       while (read(hold[0], &c, 1) < 0 && errno == EINTR) {
       }
       _exit(0);
     }
+    told_write.Reset();
+    int error = 0;
+    Status status;
+    if (read(told_read.get(), &error, sizeof error) != sizeof error) status = Internal("user namespace: the maker died");
+    if (status.ok() && error != 0) status = ErrnoStatus("user namespace", error);
     std::string proc = "/proc/" + std::to_string(pid);
     std::string map = "0 " + std::to_string(slot->host_uid) + " " + std::to_string(kIdsPerSlot);
-    Status status;
     for (const char* file : {"/uid_map", "/gid_map"}) {
+      if (!status.ok()) break;
       Fd fd(open((proc + file).c_str(), O_WRONLY | O_CLOEXEC));
-      if (status.ok() && (!fd.valid() || write(fd.get(), map.data(), map.size()) < 0)) status = Errno(std::string("write") + file);
+      if (!fd.valid() || write(fd.get(), map.data(), map.size()) < 0) status = Errno(std::string("write") + file);
     }
     slot->user_ns = Fd(open((proc + "/ns/user").c_str(), O_RDONLY | O_CLOEXEC));
     if (status.ok() && !slot->user_ns.valid()) status = Errno("open user namespace");
@@ -373,6 +392,10 @@ class Loop {
   }
 
   Status MakeNetNs(Slot* slot) {
+    if (options_.janitor.without.network) {
+      slot->net_ns = Fd(fcntl(home_net_.get(), F_DUPFD_CLOEXEC, 3));
+      return slot->net_ns.valid() ? Status::Ok() : Errno("dup");
+    }
     if (unshare(CLONE_NEWNET) != 0) return Errno("network namespace");
     Status status = LoopbackUp();
     slot->net_ns = Fd(open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC));
