@@ -54,6 +54,7 @@ Relay::Relay(Poller* poller, Fd listener, const sockaddr_in& gateway, int connec
 
 Relay::~Relay() {
   poller_->Remove(listener_.get());
+  listener_.Reset();  // a place that becomes free is for nobody any more
   while (!pairs_.empty()) Close(pairs_.front().get());
 }
 

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/filter.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,6 +19,8 @@
 #include "sandbox/files.h"
 #include "sandbox/init/protocol.h"
 #include "sandbox/janitor_protocol.h"
+#include "sandbox/poller.h"
+#include "sandbox/relay.h"
 #include "sandbox/seccomp.h"
 #include "sandbox/wire.h"
 
@@ -336,6 +340,31 @@ TEST(Seccomp, FilterBeginsWithTheArchitecture) {
   const auto* code = reinterpret_cast<const sock_filter*>(filter->data());
   EXPECT_EQ(code[0].code, BPF_LD | BPF_W | BPF_ABS);
   EXPECT_EQ(code[0].k, 4u);  // offsetof(seccomp_data, arch)
+}
+
+// What could go wrong: a sandbox that goes while more connections wait than its relay takes brings the service down, and with it
+// every other sandbox.
+TEST(Relay, EndsWhileConnectionsWait) {
+  auto poller = Poller::Make().value();
+  Fd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_in address = ParseAddress("127.0.0.1:1").value();  // nobody listens there: connections wait for their gateway
+  const sockaddr_in gateway = address;
+  address.sin_port = 0;
+  socklen_t length = sizeof address;
+  ASSERT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(listener.get(), 8), 0);
+  ASSERT_EQ(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
+  std::vector<Fd> clients;
+  for (int i = 0; i < 3; ++i) {
+    clients.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(clients.back().get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  }
+  RelayStats stats;
+  auto relay = std::make_unique<Relay>(poller.get(), std::move(listener), gateway, 2, &stats);
+  for (int i = 0; i < 10; ++i) poller->Wait(0.01);
+  EXPECT_EQ(stats.accepted, 2);
+  relay.reset();
+  EXPECT_EQ(stats.connections, 0);
 }
 
 // What could go wrong: a typing error in a limit is taken for another, or for none.
