@@ -193,6 +193,7 @@ struct Worker::State {
 
   void Add(std::shared_ptr<Running> r) {
     r->ids_hash = IdsHash(r->request.prompt_ids);
+    r->pending.ids_hash = r->ids_hash;  // a call may end before its first token
     engine::DecodeRequest request{.ids = std::move(r->request.prompt_ids),
                                   .sampling = r->request.sampling,
                                   .stop_ids = std::move(r->request.stop_ids),

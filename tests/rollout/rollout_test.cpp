@@ -50,6 +50,11 @@ class ManualSource final : public WeightSource {
     fenced_ = fenced;
     if (wake_) wake_();
   }
+  // Fenced after so many more steps, however late a test is to notice them.
+  void ServeOnly(int steps) {
+    std::lock_guard lock(mutex_);
+    steps_left_ = steps;
+  }
   std::optional<Weights> TakeSwap() override {
     std::lock_guard lock(mutex_);
     ++looks_;
@@ -66,6 +71,10 @@ class ManualSource final : public WeightSource {
   }
   bool MayServe() override {
     std::lock_guard lock(mutex_);
+    if (steps_left_ && (*steps_left_)-- == 0) {
+      fenced_ = true;
+      steps_left_.reset();
+    }
     return !fenced_;
   }
   void SetWake(std::function<void()> wake) override {
@@ -83,6 +92,7 @@ class ManualSource final : public WeightSource {
   int looks_ = 0;
   std::deque<std::pair<int, Weights>> later_;
   bool fenced_ = false;
+  std::optional<int> steps_left_;
   Version swapped_;
   std::function<void()> wake_;
 };
@@ -220,11 +230,13 @@ TEST_P(RolloutContract, CancelEndsTheSequence) {
   Watched w;
   GenerateRequest r = Request(1, 1900);
   r.coalesce_ms = 0;
+  source_.ServeOnly(60);  // the sequence must not be over before this thread gets to cancel it
   auto call = client_->Generate(r, w.callbacks());
   w.WaitChunks(3);
   call->Cancel();
   call->Cancel();
   EXPECT_EQ(w.Wait().code(), StatusCode::kCancelled);
+  source_.Fence(false);
   Worker& worker = server_ ? server_->worker() : *worker_;
   for (int i = 0; i < 100; ++i) {
     auto m = worker.metrics().Snapshot();
@@ -233,6 +245,33 @@ TEST_P(RolloutContract, CancelEndsTheSequence) {
   }
   EXPECT_EQ(worker.metrics().Snapshot()["running"], 0);
   EXPECT_LT(worker.metrics().Snapshot()["tokens_sampled"], 1900);
+}
+
+// Goes wrong if a call that ends before its first token contradicts its own prompt: the gateway then blames the worker.
+TEST_P(RolloutContract, AnEndBeforeTheFirstTokenKnowsItsPrompt) {
+  StartWorker();
+  source_.Give(Weights(1), {1, 0});
+  EXPECT_TRUE(GenerateBlocking(*client_, Request(1, 1)).ok());
+  source_.Fence(true);
+  GenerateRequest r = Request(2);
+  Watched cancelled, late;
+  auto one = client_->Generate(r, cancelled.callbacks());
+  r.deadline_ms = 100;
+  auto two = client_->Generate(r, late.callbacks());
+  EXPECT_EQ(late.Wait().code(), StatusCode::kDeadlineExceeded);
+  one->Cancel();
+  EXPECT_EQ(cancelled.Wait().code(), StatusCode::kCancelled);
+  for (Watched* w : {&cancelled, &late}) {
+    // Over gRPC the end may be quicker than the last chunk.
+    EXPECT_LE(w->chunks.size(), 1u);
+    if (!GetParam()) {
+      EXPECT_EQ(w->chunks.size(), 1u);
+    }
+    for (const Chunk& c : w->chunks) {
+      EXPECT_EQ(c.finish, "abort");
+      EXPECT_EQ(c.ids_hash, IdsHash(Request(2).prompt_ids));
+    }
+  }
 }
 
 // Goes wrong if dropping a call leaves a callback that touches freed memory (run under asan), or the sequence runs on.
