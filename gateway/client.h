@@ -59,8 +59,8 @@ struct Opened {
 
 struct Sealed {
   // The forest of the attempt. outcome, reason, reward, components are empty: the caller's to fill. `flags` name what
-  // happened, among them `rollout_limit:turns`, `rollout_limit:time`, `context_length_exceeded` (each: a call was refused for
-  // it), `gateway_restart`, `worker_error`, `empty` (no committed call), `edited_history`, `after_truncation`.
+  // happened, among them `rollout_limit:turns|time|branches`, `context_length_exceeded` (each: a call was refused
+  // for it), `gateway_restart`, `worker_error`, `empty` (no committed call), `edited_history`, `after_truncation`.
   std::shared_ptr<const v1::Trajectory> trajectory;
   std::string state;  // sealed | aborted
 };

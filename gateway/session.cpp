@@ -252,10 +252,18 @@ std::variant<engine::Sampling, Refusal> Session::Decide(const ChatRequest& reque
   return s;
 }
 
-Result<std::vector<int32_t>> Session::PromptIds(const ChatRequest& request, int anchor_turn, size_t anchor_index,
-                                                Plan* plan) const {
-  ASSIGN_OR_RETURN(const std::string whole, text_.Render(TemplateMessages(request.messages, request.messages.size()),
-                                                         request.tools, true, request.variables));
+Refusal Session::TooLong(const std::string& tokens) {
+  AddFlag("context_length_exceeded");
+  return Refusal{.code = "context_length_exceeded",
+                 .param = "messages",
+                 .message = "This model's maximum context length is " + std::to_string(limits_.context_tokens) +
+                            " tokens. However, your messages resulted in " + tokens +
+                            " tokens. Please reduce the length of the messages."};
+}
+
+// `whole` is the rendered prompt.
+std::vector<int32_t> Session::PromptIds(const std::string& whole, const ChatRequest& request, int anchor_turn,
+                                        size_t anchor_index, Plan* plan) const {
   if (anchor_turn >= 0) {
     // The stored ids stand for everything up to the end of the anchor's turn; only what the template writes after that turn's
     // end token is encoded. The turn itself is found in the rendered text, not rendered alone: templates treat a last
@@ -326,22 +334,19 @@ std::variant<Plan, Refusal> Session::Begin(const ChatRequest& request, uint64_t 
     if (m.role == Role::kAssistant) plan.flags.insert(capture_.turns().empty() ? "foreign_turn" : "edited_history");
   }
   // A turn cut short after the anchor has no end token: it is rendered as context instead of being glued to what follows.
-  auto ids = PromptIds(request, anchor, anchor_index, &plan);
-  if (!ids.ok()) {
-    return Refusal{.param = "messages", .message = "the chat template refused the request: " + ids.status().message()};
+  auto whole = text_.Render(TemplateMessages(request.messages, request.messages.size()), request.tools, true, request.variables);
+  if (!whole.ok()) {
+    return Refusal{.param = "messages", .message = "the chat template refused the request: " + whole.status().message()};
   }
-  plan.prompt_ids = std::move(*ids);
+  // Tokens of megabytes that cannot fit would keep this session, its seal, and a thread of all sessions waiting.
+  if (const size_t least = text_.LeastTokens(*whole); least >= static_cast<size_t>(limits_.context_tokens)) {
+    return TooLong("at least " + std::to_string(least));
+  }
+  plan.prompt_ids = PromptIds(*whole, request, anchor, anchor_index, &plan);
 
   const int prompt = static_cast<int>(plan.prompt_ids.size());
   if (prompt == 0) return Refusal{.param = "messages", .message = "the prompt is empty"};
-  if (prompt >= limits_.context_tokens) {
-    AddFlag("context_length_exceeded");
-    return Refusal{.code = "context_length_exceeded",
-                   .param = "messages",
-                   .message = "This model's maximum context length is " + std::to_string(limits_.context_tokens) +
-                              " tokens. However, your messages resulted in " + std::to_string(prompt) +
-                              " tokens. Please reduce the length of the messages."};
-  }
+  if (prompt >= limits_.context_tokens) return TooLong(std::to_string(prompt));
   uint32_t tokens = static_cast<uint32_t>(limits_.context_tokens - prompt);
   if (request.max_tokens) tokens = std::min(tokens, *request.max_tokens);
   if (options_.sampling && options_.sampling->max_tokens > 0) tokens = std::min(tokens, options_.sampling->max_tokens);

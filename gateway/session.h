@@ -137,7 +137,9 @@ class Session {
   };
 
   std::variant<engine::Sampling, Refusal> Decide(const ChatRequest& request, std::string* note) const;
-  Result<std::vector<int32_t>> PromptIds(const ChatRequest& request, int anchor_turn, size_t anchor_index, Plan* plan) const;
+  Refusal TooLong(const std::string& tokens);
+  std::vector<int32_t> PromptIds(const std::string& whole, const ChatRequest& request, int anchor_turn, size_t anchor_index,
+                                 Plan* plan) const;
 
   // Constant after construction.
   const OpenOptions options_;

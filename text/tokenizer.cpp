@@ -184,6 +184,7 @@ struct Tokenizer::Impl {
   std::optional<Regex> byte_level_regex;
 
   std::vector<int32_t> prefix, suffix;  // the post-processor, around one sequence
+  size_t token_bytes_max = 0;  // no token stands for more bytes of a text; 0 = not known
 
   // Loading.
   Status Load(const Value& root);
@@ -194,6 +195,7 @@ struct Tokenizer::Impl {
   Status LoadPostProcessor(const Value& node, int depth);
   Status LoadDecoder(const Value& node, int depth) const;
   Status AddSplit(Regex regex, Behavior behavior, bool invert);
+  size_t LongestToken() const;
   std::optional<int32_t> Find(std::string_view content) const;
   Status Place(int64_t id, size_t most);
 
@@ -520,7 +522,25 @@ Status Tokenizer::Impl::Load(const Value& root) {
   if (!byte_level) return InvalidArgument("tokenizer.json: a pre_tokenizer without ByteLevel is not supported");
   RETURN_IF_ERROR(LoadDecoder(part("decoder"), 0));
   RETURN_IF_ERROR(LoadAddedTokens(part("added_tokens")));
-  return LoadPostProcessor(part("post_processor"), 0);
+  RETURN_IF_ERROR(LoadPostProcessor(part("post_processor"), 0));
+  token_bytes_max = LongestToken();
+  return Status::Ok();
+}
+
+size_t Tokenizer::Impl::LongestToken() const {
+  // Normalised, a text may have bytes without a token where it had others.
+  if (!normalizers.empty() && std::count(byte_id.begin(), byte_id.end(), -1) > 0) return 0;
+  for (const SplitStage& stage : stages) {
+    if (stage.behavior == Behavior::kRemoved) return 0;
+  }
+  size_t longest = 0;
+  for (const std::string& token : bytes) longest = std::max(longest, token.size());
+  for (const AddedToken& token : added) {
+    if (token.lstrip || token.rstrip) return 0;
+    longest = std::max(longest, token.content.size());
+  }
+  // Composition makes a text shorter, to a third at most (a Hangul syllable of three letters).
+  return normalizers.empty() ? longest : 3 * longest;
 }
 
 // Cuts `text` at added tokens; what lies between goes to `rest`.
@@ -707,6 +727,15 @@ bool Tokenizer::HasToken(int32_t id) const { return id >= 0 && id < size() && im
 bool Tokenizer::IsSpecial(int32_t id) const { return HasToken(id) && impl_->special[static_cast<size_t>(id)]; }
 
 std::optional<int32_t> Tokenizer::TokenId(std::string_view token) const { return impl_->Find(token); }
+
+size_t Tokenizer::LeastTokens(std::string_view text) const {
+  if (impl_->token_bytes_max == 0) return 0;
+  // Bytes without a token are left out.
+  const size_t kept = static_cast<size_t>(std::count_if(text.begin(), text.end(), [&](char c) {
+    return impl_->byte_id[static_cast<unsigned char>(c)] >= 0;
+  }));
+  return kept / impl_->token_bytes_max;
+}
 
 int32_t Tokenizer::size() const { return static_cast<int32_t>(impl_->bytes.size()); }
 

@@ -70,6 +70,10 @@ class Tokenizer {
   bool IsSpecial(int32_t id) const;
   // The id of a token by its content as written in the vocabulary (for added tokens: their text).
   std::optional<int32_t> TokenId(std::string_view token) const;
+  // Encode gives no fewer ids than this: the bytes that must show in tokens, over those of the longest token. A look at the bytes
+  // alone, to tell early that a text is far too long. 0 where nothing is certain (a pre-tokenizer that drops text, an added token
+  // that swallows white space).
+  size_t LeastTokens(std::string_view text) const;
   // One past the largest id.
   int32_t size() const;
   const std::vector<AddedToken>& added_tokens() const;

@@ -67,6 +67,11 @@ class FakePolicy : public PolicyText {
     }
     return ids;
   }
+  size_t LeastTokens(std::string_view text) const override {
+    size_t longest = 1;
+    for (const std::string& token : tokens_) longest = std::max(longest, token.size());
+    return text.size() / longest;
+  }
   std::string_view TokenBytes(int32_t id) const override { return tokens_[id]; }
   bool IsSpecial(int32_t id) const override { return id >= kStart && id < kWords; }
   const std::vector<int32_t>& end_ids() const override { return end_ids_; }

@@ -280,6 +280,25 @@ TEST(Session, LimitsAreTypedRefusals) {
   EXPECT_EQ(t.calls(1).finish(), "abort");
 }
 
+// What could go wrong: a prompt of megabytes, which cannot fit, is encoded to its last token while the session, its seal and a
+// thread of all sessions wait.
+TEST(Session, GiantPromptsAreRefusedUnencoded) {
+  Fixture f(Training(), false, 120);
+  ChatRequest r = Ask({User("q")});
+  f.Turn(r, "one");
+  r.messages.push_back(User(std::string(1 << 20, 'x')));
+  f.policy.TakeEncoded();
+  auto planned = f.session.Begin(r, 9, 1);
+  auto* refusal = std::get_if<Refusal>(&planned);
+  ASSERT_TRUE(refusal);
+  EXPECT_EQ(refusal->code, "context_length_exceeded");
+  EXPECT_NE(refusal->message.find("at least"), std::string::npos) << refusal->message;
+  EXPECT_TRUE(f.policy.TakeEncoded().empty());
+  v1::Trajectory t;
+  f.session.ToTrajectory(&t);
+  EXPECT_EQ(t.flags_size(), 1);
+}
+
 // The session's policy is what is trained on: a client's temperature must not get through, and is noted.
 TEST(Session, TheSessionsSamplingWins) {
   OpenOptions o = Training();

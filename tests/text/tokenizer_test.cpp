@@ -27,6 +27,8 @@ TEST_P(TokenizerGolden, AgreesWithHuggingFace) {
     EXPECT_EQ(tokenizer->Decode(Ids(*c.Find("ids"))), decoded[0].as_string());
     EXPECT_EQ(tokenizer->Decode(Ids(*c.Find("ids")), true), decoded[1].as_string());
     EXPECT_EQ(tokenizer->Decode(Ids(*c.Find("noise"))), decoded[2].as_string());
+    EXPECT_LE(tokenizer->LeastTokens(text), Ids(*c.Find("plain")).size());
+    EXPECT_LE(tokenizer->LeastTokens(text), Ids(*c.Find("ids")).size());
   }
 }
 INSTANTIATE_TEST_SUITE_P(Kinds, TokenizerGolden,
@@ -38,6 +40,20 @@ TEST(Tokenizer, CountsDroppedBytes) {
   size_t dropped = 0;
   tokenizer.Encode("a\u0106z", {}, &dropped);  // C4 86, and this vocabulary has no token for 86
   EXPECT_EQ(dropped, 1u);
+}
+
+// A bound that is too high refuses what fits, one that is 0 lets a giant text through.
+TEST(Tokenizer, LeastTokensIsABound) {
+  auto words = Tokenizer::FromJson(MakeTaskVocabulary(std::vector<std::string>{"which word is in the longest-folder"}).tokenizer_json).value();
+  std::string text;
+  for (int i = 0; i < 1000; ++i) text += "longest";
+  EXPECT_EQ(words.Encode(text).size(), 7000u);  // in one row they are no known word
+  EXPECT_GE(words.LeastTokens(text), 100u);
+  EXPECT_EQ(words.LeastTokens("longest"), 0u);
+  auto smollm = Tokenizer::FromJson(ReadFile(GoldenPath("smollm.json"))).value();
+  EXPECT_EQ(smollm.LeastTokens(std::string(100000, '\x86')), 0u) << "a byte without a token";
+  EXPECT_EQ(smollm.Encode(std::string(1000, ' ')).size() >= smollm.LeastTokens(std::string(1000, ' ')), true);
+  EXPECT_GE(smollm.LeastTokens(std::string(1 << 20, 'x')), 1000u);
 }
 
 // A code point cut by a token border must not come out as two replacement characters when the text is streamed.
