@@ -22,6 +22,7 @@
 #include "common/strings.h"
 #include "datapool/types.h"
 #include "engine/engine.h"
+#include "job/doctor.h"
 #include "job/initial_model.h"
 #include "job/references.h"
 #include "job/plan.h"
@@ -32,6 +33,7 @@
 #include "job/supervisor.h"
 #include "job/watcher.h"
 #include "sandbox/janitor.h"
+#include "sandbox/needs.h"
 
 namespace temper::job {
 namespace {
@@ -199,8 +201,10 @@ int Run(int argc, char** argv) {
   if (Status s = CheckReferences(job, BuildFolder()); !s.ok()) return Complain("run", AtItsPlace(loaded->config, s), 2);
   auto plan = MakePlan(job, *model, ThisMachine());
   if (!plan.ok()) return Complain("run", AtItsPlace(loaded->config, plan.status()), 2);
+  const std::vector<sandbox::Need> needs = sandbox::TrySandboxNeeds(job.sandbox.cgroups);
+  const std::string printed_plan = PrintPlan(job, *plan) + PlanOfNeeds(needs);
   if (arguments->dry_run) {
-    std::printf("values\n%splan\n%s", PrintValues(loaded->entries).c_str(), PrintPlan(job, *plan).c_str());
+    std::printf("values\n%splan\n%s", PrintValues(loaded->entries).c_str(), printed_plan.c_str());
     return 0;
   }
   if (arguments->resume) {
@@ -218,6 +222,8 @@ int Run(int argc, char** argv) {
   } else if (Status s = run.CheckFresh(); !s.ok()) {
     return Complain("run", s.message(), 2);
   }
+
+  if (Status s = sandbox::MissingNeeds(needs); !s.ok()) return Complain("run", s.message(), 1);
 
   // The janitor before any thread, the sockets before the folder.
   sandbox::JanitorOptions janitor_options;
@@ -257,7 +263,7 @@ int Run(int argc, char** argv) {
   }
 
   const bool terminal = isatty(STDOUT_FILENO);
-  std::printf("%s -> %s\n%s", job.name.c_str(), run.path().c_str(), PrintPlan(job, *plan).c_str());
+  std::printf("%s -> %s\n%s", job.name.c_str(), run.path().c_str(), printed_plan.c_str());
   std::fflush(stdout);
   JobEnd end;
   {
@@ -299,34 +305,49 @@ int ServeCommand(int argc, char** argv) {
   return ServeRole(role, run, static_cast<int>(index));
 }
 
-// What a job needs of the machine, one line each. Exit code 1 when something is missing.
+constexpr char kDoctorUsage[] =
+    "usage: temper doctor [JOB.yaml] [--json]\n"
+    "Tries what jobs need of this machine, and says what is missing, what that costs, and what cures it.\n"
+    "Exit code 0 jobs can run here (perhaps with limits), 1 they cannot, 2 bad job.\n";
+
 int Doctor(int argc, char** argv) {
-  if (argc > 2 || (argc == 2 && (std::string(argv[1]) == "--help" || std::string(argv[1]) == "-h"))) {
-    std::fputs("usage: temper doctor [JOB.yaml]\nChecks what a job needs of this machine.\n", argc > 2 ? stderr : stdout);
-    return argc > 2 ? 2 : 0;
+  bool as_json = false;
+  std::string path;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--help" || word == "-h") {
+      std::fputs(kDoctorUsage, stdout);
+      return 0;
+    }
+    if (word == "--json") as_json = true;
+    else if (path.empty() && word[0] != '-') path = word;
+    else return Complain("doctor", "'" + word + "' is not understood\n" + kDoctorUsage, 2);
   }
-  bool good = true;
-  auto say = [&](bool ok, const std::string& what, const std::string& detail) {
-    std::printf("%-4s %-10s %s\n", ok ? "ok" : "FAIL", what.c_str(), detail.c_str());
-    good = good && ok;
-  };
   const Machine machine = ThisMachine();
-  say(!machine.cpu_paths.empty(), "cpu", CpuModel() + ", " + std::to_string(machine.cores) + " cores, kernels: " + Join(machine.cpu_paths, ", "));
-  say(machine.memory_bytes > int64_t{1} << 30, "memory", FormatSize(machine.memory_bytes) + " free");
-  {
-    auto janitor = sandbox::ForkJanitor({});
-    Status gone = janitor.ok() ? janitor->Stop() : janitor.status();
-    say(gone.ok(), "sandbox", gone.ok() ? "namespaces and limits work" : gone.message());
-  }
-  if (argc == 2) {
-    auto loaded = LoadJob(argv[1], {});
+  std::optional<Plan> plan;
+  std::vector<sandbox::Need> job_needs;
+  sandbox::CgroupMode cgroups = sandbox::CgroupMode::kAuto;
+  auto loaded = path.empty() ? Result<Loaded>(InvalidArgument("no job")) : LoadJob(path, {});
+  if (!path.empty()) {
     if (!loaded.ok()) return Complain("doctor", loaded.status().message(), 2);
+    cgroups = loaded->job.sandbox.cgroups;
     auto model = PolicyConfig(loaded->job);
-    auto plan = model.ok() ? MakePlan(loaded->job, *model, machine) : Result<Plan>(model.status());
-    say(plan.ok(), "job", plan.ok() ? "can run here" : plan.status().message());
-    if (plan.ok()) std::fputs(PrintPlan(loaded->job, *plan).c_str(), stdout);
+    auto made = model.ok() ? MakePlan(loaded->job, *model, machine) : Result<Plan>(model.status());
+    if (made.ok()) plan = std::move(*made);
+    job_needs.push_back(made.ok() ? sandbox::Need{"job", sandbox::Need::State::kOk, path + " can be planned", "", ""}
+                                  : sandbox::Need{"job", sandbox::Need::State::kMissing, made.status().message(), "this job cannot run here", "change that key"});
   }
-  return good ? 0 : 1;
+  std::vector<NeedGroup> groups = {{"machine", TryMachine(machine)}, {"sandboxes", sandbox::TrySandboxNeeds(cgroups)}};
+  // Last, because it starts threads.
+  if (sandbox::MissingNeeds(groups[1].needs).ok()) groups[1].needs.push_back(TrySandbox(cgroups));
+  if (!path.empty()) groups.push_back({"job", std::move(job_needs)});
+  if (as_json) {
+    std::printf("%s\n", NeedsToJson(groups).c_str());
+  } else {
+    std::fputs(PrintNeeds(groups).c_str(), stdout);
+    if (plan) std::printf("plan\n%s", PrintPlan(loaded->job, *plan).c_str());
+  }
+  return MissingFields(groups).empty() ? 0 : 1;
 }
 
 volatile sig_atomic_t top_interrupted = 0;

@@ -18,6 +18,7 @@
 #include "common/strings.h"
 #include "sandbox/cgroup.h"
 #include "sandbox/janitor_loop.h"
+#include "sandbox/needs.h"
 #include "sandbox/packet.h"
 
 namespace temper::sandbox {
@@ -89,7 +90,7 @@ Result<Janitor> ForkJanitor(const JanitorOptions& options) {
   if (tasks.ok() && tasks->size() != 1) {
     return FailedPrecondition("the janitor must be forked before any thread exists; there are " + std::to_string(tasks->size()));
   }
-  if (geteuid() != 0) return FailedPrecondition("sandboxes need root: they make namespaces, user maps and cgroups");
+  if (geteuid() != 0) return MissingNeeds(TrySandboxNeeds(options.cgroups));
   std::string path = options.init_path;
   if (path.empty()) {
     const char* named = std::getenv("TEMPER_SANDBOX_INIT");
@@ -143,7 +144,10 @@ Result<Janitor> ForkJanitor(const JanitorOptions& options) {
   auto ready = ReceivePacket(janitor.lifeline_fd());
   if (!ready.ok()) return FailedPrecondition("the janitor died while starting");
   std::string message = ready->bytes.substr(std::min<size_t>(6, ready->bytes.size()));
-  if (!message.empty()) return FailedPrecondition("sandboxes do not work here: " + message);
+  if (!message.empty()) {
+    RETURN_IF_ERROR(MissingNeeds(TrySandboxNeeds(options.cgroups)));
+    return FailedPrecondition("sandboxes do not work here, though nothing seems to be missing: " + message);
+  }
   return janitor;
 }
 

@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 #include <thread>
 
@@ -71,7 +72,8 @@ class Owner {
     write_.Reset();
   }
   ~Owner() { Kill(); }
-  void Say(const std::string& line) {
+  void Say(std::string line) {
+    std::replace(line.begin(), line.end(), '\n', ' ');
     Status told = WriteAll(write_.get(), line + "\n");
     if (!told.ok()) _exit(9);
   }
