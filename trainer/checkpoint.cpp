@@ -89,6 +89,14 @@ Status ReadMoment(const engine::SafetensorsFile& file, const std::string& prefix
   return Status::Ok();
 }
 
+// A field of the list of contents that counts something.
+Result<int64_t> Count(const JsonRef& manifest, const char* name) {
+  ASSIGN_OR_RETURN(const JsonRef field, manifest.Field(name));
+  ASSIGN_OR_RETURN(const int64_t count, field.Int());
+  if (count < 0) return field.Error("below 0");
+  return count;
+}
+
 Result<Checkpoint> LoadCheckpoint(const std::string& dir) {
   ASSIGN_OR_RETURN(const std::string text, ReadFile(dir + "/" + kManifest, 1 << 20));
   ASSIGN_OR_RETURN(const json::value value, ParseJson(text));
@@ -96,6 +104,8 @@ Result<Checkpoint> LoadCheckpoint(const std::string& dir) {
   ASSIGN_OR_RETURN(const JsonRef format_field, manifest.Field("format"));
   ASSIGN_OR_RETURN(const int64_t format, format_field.Int());
   if (format != 1) return FailedPrecondition(fmt::format("checkpoint format {} is not known here", format));
+  // No hash covers this file itself: what is not exactly its form is refused.
+  RETURN_IF_ERROR(manifest.OnlyKeys({"format", "step", "optimizer_steps", "sft_tokens", "plan", "files"}));
   ASSIGN_OR_RETURN(const JsonRef files, manifest.Field("files"));
   if (!files.value().is_object()) return files.Error("expected an object");
   for (const auto& [name, hash] : files.value().get_object()) {
@@ -108,10 +118,11 @@ Result<Checkpoint> LoadCheckpoint(const std::string& dir) {
   if (!files.Has("model.safetensors") || !files.Has(kOptimizer)) return DataLoss("the list of files is incomplete");
 
   Checkpoint checkpoint;
-  ASSIGN_OR_RETURN(const JsonRef step, manifest.Field("step"));
-  ASSIGN_OR_RETURN(checkpoint.step, step.Int());
-  ASSIGN_OR_RETURN(checkpoint.sft_tokens, manifest.IntOr("sft_tokens", 0));
+  ASSIGN_OR_RETURN(checkpoint.step, Count(manifest, "step"));
+  ASSIGN_OR_RETURN(checkpoint.sft_tokens, Count(manifest, "sft_tokens"));
+  ASSIGN_OR_RETURN(const int64_t optimizer_steps, Count(manifest, "optimizer_steps"));
   ASSIGN_OR_RETURN(const JsonRef plan, manifest.Field("plan"));
+  if (!plan.value().is_object()) return plan.Error("expected an object");
   checkpoint.plan_json = PrintJson(plan.value());
   ASSIGN_OR_RETURN(engine::ModelFile model, engine::LoadModel(dir));
   checkpoint.params = std::move(model.params);
@@ -119,7 +130,6 @@ Result<Checkpoint> LoadCheckpoint(const std::string& dir) {
   engine::Parameters m(checkpoint.params.config()), v(checkpoint.params.config());
   RETURN_IF_ERROR(ReadMoment(optimizer, "m.", m));
   RETURN_IF_ERROR(ReadMoment(optimizer, "v.", v));
-  ASSIGN_OR_RETURN(const int64_t optimizer_steps, manifest.IntOr("optimizer_steps", 0));
   checkpoint.optimizer.Restore(optimizer_steps, std::move(m), std::move(v));
   return checkpoint;
 }
