@@ -26,7 +26,8 @@ std::string PlanOfNeeds(const std::vector<sandbox::Need>& needs);
 std::vector<std::string> MissingFields(const std::vector<NeedGroup>& groups);
 // A line each, with what it costs and the cure below it, and the verdict at the end.
 std::string PrintNeeds(const std::vector<NeedGroup>& groups);
-// {"can_run":true,"missing":[…],"limited":[…],"needs":[{"group":…,"field":…,"state":"ok|limited|missing","found":…,"cost":…,"cure":…}]}
+// {"can_run":true,"missing":[…],"limited":[…],
+//  "needs":[{"group":…,"field":…,"state":"ok|limited|missing","found":…,"cost":…,"cure":…}]}
 std::string NeedsToJson(const std::vector<NeedGroup>& groups);
 
 }  // namespace temper::job
