@@ -572,7 +572,7 @@ class LocalSandboxService::Loop {
     return false;
   }
 
-  // False at the end of the stream.
+  // False at the end of the stream, or when no more of it is wanted.
   static bool ReadOnce(Running& r, Stream& s) {
     char bytes[kReadBytes];
     ssize_t n = read(s.fd.get(), bytes, sizeof bytes);
@@ -584,6 +584,8 @@ class LocalSandboxService::Loop {
       size_t keep = std::min(static_cast<size_t>(n), static_cast<size_t>(kFd3BytesMax) - r.fd3.size());
       r.fd3.append(bytes, keep);
       r.fd3_dropped += static_cast<size_t>(n) - keep;
+      // It is worthless now, and a gigabyte more of it would take this loop's time from everybody: the writer meets a broken pipe.
+      if (r.fd3_dropped > 0) return false;
     }
     return true;
   }
@@ -618,6 +620,7 @@ class LocalSandboxService::Loop {
     // pipe can hold is taken.
     for (Stream& s : r.streams) {
       if (!s.fd.valid()) continue;
+      if (!s.capture && r.fd3_dropped > 0) continue;
       for (int turns = 0; turns < 32 && ReadOnce(r, s); ++turns) {
         if (PipeEmpty(s.fd.get())) break;
       }

@@ -103,7 +103,7 @@ struct ExecResult {
   Captured out;
   Captured err;
   std::string fd3;           // whole, at most kFd3BytesMax
-  uint64_t fd3_dropped = 0;  // > 0: fd3 is not whole
+  uint64_t fd3_dropped = 0;  // > 0: fd3 is not whole; the command met a broken pipe there
   Usage usage;
   std::string message;       // reason of kInfra
 };

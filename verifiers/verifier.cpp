@@ -75,6 +75,10 @@ class CommandVerifier final : public Verifier {
     auto result = service_.Exec(exec);
     if (!result.ok()) return Failure("sandbox", result.status().ToString());
     using sandbox::ExecOutcome;
+    // Before how it ended: that may be what the broken pipe did.
+    if (result->fd3_dropped && result->outcome != ExecOutcome::kInfra) {
+      return Failure("verdict", "more than " + FormatSize(sandbox::kFd3BytesMax) + " on file descriptor 3", &*result);
+    }
     switch (result->outcome) {
       case ExecOutcome::kInfra:
         return Failure("sandbox", result->message, &*result);
@@ -90,7 +94,6 @@ class CommandVerifier final : public Verifier {
     if (result->exit_code != 0) {
       return Failure("exit", "the verifier ended with exit code " + std::to_string(result->exit_code), &*result);
     }
-    if (result->fd3_dropped) return Failure("verdict", "more than " + FormatSize(sandbox::kFd3BytesMax) + " on file descriptor 3", &*result);
     auto verdict = ParseVerdict(result->fd3);
     return verdict.ok() ? *verdict : Failure("verdict", verdict.status().message(), &*result);
   }

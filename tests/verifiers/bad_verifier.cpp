@@ -1,5 +1,6 @@
-// A verifier that misbehaves in the way its first argument names. With a second argument only some attempts meet that:
-//   first      the first attempt of rollouts with an odd number     always-0   every attempt of rollout 0
+// A verifier that misbehaves in the way its first argument names; `mix` takes another way for each group, of those that give no
+// verdict. With a second argument only some attempts meet that:
+//   first      the first attempt of rollout 1     always-0   every attempt of rollout 0     never   none
 // All others are judged honestly: reward = 1 + the number of the rollout, so that a test can tell who entered a mean.
 #include <fcntl.h>
 #include <signal.h>
@@ -117,23 +118,30 @@ const std::map<std::string, std::function<void()>>& Modes() {
   return modes;
 }
 
+constexpr const char* kMix[] = {"crash",     "hang",        "rubbish",   "nan",        "1e999",        "twice",
+                                "daemon-judges-instead",    "closes-fd3", "writes-slowly", "ignores-sigterm", "exit-3",
+                                "gigabyte-on-fd3",          "silent",    "kills-itself", "fork-storm",  "verdict-then-hang",
+                                "on-stdout", "half",        "null",      "memory",     "busy",         "component-1e999"};
+
 }  // namespace
 
 int main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
-  const auto mode = Modes().find(argc > 1 ? argv[1] : "");
-  if (mode == Modes().end()) {
-    std::fprintf(stderr, "bad-verifier: no such mode\n");
-    return 64;
-  }
+  std::string name = argc > 1 ? argv[1] : "";
   if (argc > 2) {
-    const std::string the_case = StandardInput();
-    const int rollout = NumberOf(the_case, "rollout"), attempt = NumberOf(the_case, "attempt");
-    const bool bad = std::string(argv[2]) == "first" ? rollout % 2 == 1 && attempt == 1 : rollout == 0;
+    const std::string the_case = StandardInput(), share = argv[2];
+    const int group = NumberOf(the_case, "group"), rollout = NumberOf(the_case, "rollout"), attempt = NumberOf(the_case, "attempt");
+    const bool bad = share == "first" ? rollout == 1 && attempt == 1 : share == "always-0" && rollout == 0;
     if (!bad) {
       Verdict("{\"reward\":" + std::to_string(1 + rollout) + "}\n");
       return 0;
     }
+    if (name == "mix") name = kMix[static_cast<size_t>(group) % (sizeof kMix / sizeof *kMix)];
+  }
+  const auto mode = Modes().find(name);
+  if (mode == Modes().end()) {
+    std::fprintf(stderr, "bad-verifier: no such mode\n");
+    return 64;
   }
   mode->second();
   return 0;

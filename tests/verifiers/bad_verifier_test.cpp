@@ -58,7 +58,7 @@ const std::vector<Row>& Table() {
       {"twice", kAmple, "verdict", "exactly one JSON object", kSlackS},
       {"reward-twice", kAmple, "verdict", "twice", kSlackS},
       {"deep", kAmple, "verdict", "exactly one JSON object", kSlackS},
-      {"gigabyte-on-fd3", kAmple, "verdict", "more than 4 MiB", 20},
+      {"gigabyte-on-fd3", kAmple, "verdict", "more than 4 MiB", kSlackS},
       {"gigabyte-of-log", kAmple, "", "", 20},
       {"memory", kAmple, "limit|exit", "", 10},  // by exit code where memory is held by rlimits
       {"disk", kAmple, "exit", "exit code 7", 10},
