@@ -6,6 +6,7 @@
 #include "common/faults.h"
 #include "common/file.h"
 #include "common/json.h"
+#include "common/strings.h"
 #include "temper/v1/types.pb.h"
 
 namespace temper::agents {
@@ -48,6 +49,20 @@ bool SandboxAway(const verifiers::Verdict& verdict) {
   return message.ok() && message->rfind("UNAVAILABLE", 0) == 0;
 }
 
+// What a verifier's failure says to people: "deadline: no verdict within 20 s; last output: …".
+std::string LastWords(const verifiers::Verdict& verdict) {
+  Result<json::value> evidence = ParseJson(verdict.evidence_json);
+  if (!evidence.ok()) return verdict.evidence_json;
+  const JsonRef ref(*evidence);
+  auto field = [&](const char* name) {
+    Result<std::string> text = ref.StringOr(name, "");
+    return text.ok() ? std::string(Trim(*text)) : "";
+  };
+  const std::string reason = field("reason"), message = field("message"), log = field("log");
+  if (reason.empty() || message.empty()) return verdict.evidence_json;  // the verifier's own words
+  return reason + ": " + message + (log.empty() ? "" : "; last output: " + log);
+}
+
 bool HasFlag(const std::vector<std::string>& flags, const char* flag) {
   return std::find(flags.begin(), flags.end(), flag) != flags.end();
 }
@@ -70,6 +85,7 @@ OutcomeDecision DecideOutcome(const AgentEnd& end, const std::vector<std::string
   if (HasFlag(flags, "rollout_limit:turns")) return {"truncated", "turns"};
   if (HasFlag(flags, "rollout_limit:time") || end.kind == AgentEnd::Kind::kTimeout) return {"truncated", "time"};
   if (HasFlag(flags, "context_length_exceeded")) return {"truncated", "context"};
+  if (HasFlag(flags, "rollout_limit:branches")) return {"truncated", "branches"};
   // The gateway died between two calls, or before one was on record: the agent met a closed connection.
   if (HasFlag(flags, "recovered") && (end.kind == AgentEnd::Kind::kExit || calls == 0)) return {"aborted", "gateway_restart"};
   if (end.kind == AgentEnd::Kind::kExit) {
@@ -198,7 +214,7 @@ AttemptResult AttemptRunner::RunInSandbox(const AttemptSpec& spec, const gateway
           const bool away = SandboxAway(verdict);
           result.outcome = away ? "aborted" : "infra_failure";
           result.reason = away ? "sandbox_restarted" : "verifier";
-          result.detail = verdict.evidence_json;
+          result.detail = LastWords(verdict);
         }
       }
     }

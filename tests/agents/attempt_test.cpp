@@ -29,6 +29,7 @@ TEST(DecideOutcome, BlamesTheRightOne) {
   EXPECT_EQ(Decide(Kind::kExit, {"rollout_limit:turns"}), "truncated/turns");
   EXPECT_EQ(Decide(Kind::kTimeout, {}), "truncated/time");
   EXPECT_EQ(Decide(Kind::kDone, {"context_length_exceeded"}), "truncated/context");
+  EXPECT_EQ(Decide(Kind::kExit, {"rollout_limit:branches"}), "truncated/branches");
   EXPECT_EQ(Decide(Kind::kExit, {}), "infra_failure/agent_exit");
   EXPECT_EQ(Decide(Kind::kExit, {}, 3, true), "policy_failure/agent_exit");
   EXPECT_EQ(Decide(Kind::kKilled, {}), "policy_failure/killed_agent");

@@ -167,7 +167,7 @@ const std::map<std::string, std::function<void()>>& Modes() {
       {"body-over-the-bound", [] { GoodCall(); Call(Body(std::string(80u << 20, 'x'))); }},
       {"only-bodies-over-the-bound", [] { for (int i = 0; i < 3; ++i) Call(Body(std::string(80u << 20, 'x'))); }},
       {"giant-body", [] { GoodCall(); Call(Body(Words(60u << 20))); }},
-      {"large-body", [] { GoodCall(); Call(Body(Words(6u << 20))); }},
+      {"large-body", [] { GoodCall(); Call(Body(Words(256u << 10))); }},
       {"giant-word", [] { GoodCall(); Call(Body(std::string(60u << 20, 'x'))); }},
       {"giant-bodies-for-ever", [] { for (;;) Call(Body(Words(60u << 20))); }},
       {"many-messages", [] {

@@ -62,7 +62,8 @@ void JobProcess::Spawn(const std::vector<std::string>& arguments, const std::map
 
 void JobProcess::Start(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& env,
                        const std::string& config) {
-  std::vector<std::string> all{"run", std::string(TEMPER_SOURCE_DIR) + "/configs/" + config, "--out", folder_};
+  const std::string file = config[0] == '/' ? config : std::string(TEMPER_SOURCE_DIR) + "/configs/" + config;
+  std::vector<std::string> all{"run", file, "--out", folder_};
   all.insert(all.end(), arguments.begin(), arguments.end());
   Spawn(all, env);
 }

@@ -17,7 +17,7 @@ class JobProcess {
   explicit JobProcess(const std::string& name);
   ~JobProcess();
 
-  // temper run configs/CONFIG --out FOLDER ARGUMENTS…; `Resume` continues the folder instead, with ARGUMENTS.
+  // temper run configs/CONFIG --out FOLDER ARGUMENTS… (CONFIG with a leading slash: that file); `Resume` continues the folder instead, with ARGUMENTS.
   void Start(const std::vector<std::string>& arguments = {}, const std::map<std::string, std::string>& env = {},
              const std::string& config = "smoke.yaml");
   void Resume(const std::vector<std::string>& arguments = {});
