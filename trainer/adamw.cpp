@@ -1,13 +1,14 @@
 #include "trainer/adamw.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numbers>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
+
+#include "engine/cpu/ops.h"
 
 namespace temper::trainer {
 namespace {
@@ -29,15 +30,6 @@ std::vector<Block> Blocks(const engine::Parameters& params) {
   return blocks;
 }
 
-// Eight lanes, then the lanes in order: fixed, whatever the vector width.
-double SumOfSquares(const float* x, int64_t n) {
-  std::array<double, 8> lanes{};
-  for (int64_t i = 0; i < n; ++i) lanes[i & 7] += static_cast<double>(x[i]) * x[i];
-  double sum = 0;
-  for (double lane : lanes) sum += lane;
-  return sum;
-}
-
 }  // namespace
 
 double LearningRate(const AdamWOptions& options, int64_t step) {
@@ -57,15 +49,17 @@ void AdamW::Restore(int64_t steps, engine::Parameters first_moment, engine::Para
   v_ = std::move(second_moment);
 }
 
-Result<AdamW::Report> AdamW::Step(engine::Threads& threads, const AdamWOptions& options, const engine::Gradients& grads,
+Result<AdamW::Report> AdamW::Step(engine::Engine& engine, const AdamWOptions& options, const engine::Gradients& grads,
                                   engine::Parameters& params) {
   TEMPER_CHECK(grads.flat().size() == params.flat().size() && m_.flat().size() == params.flat().size())
       << "gradient " << grads.flat().size() << ", moments " << m_.flat().size() << ", parameters " << params.flat().size();
+  const engine::cpu::Ops& ops = engine.ops(engine::Profile::kF32);
+  engine::Threads& threads = engine.threads();
   const std::vector<Block> blocks = Blocks(params);
   const float* g_all = grads.flat().data();
   std::vector<double> squares(blocks.size());
   threads.Run(static_cast<int>(blocks.size()),
-              [&](int b, int) { squares[b] = SumOfSquares(g_all + blocks[b].begin, blocks[b].size); });
+              [&](int b, int) { squares[b] = ops.sum_of_squares(g_all + blocks[b].begin, blocks[b].size); });
   double total = 0;
   for (double s : squares) total += s;
   Report report;
@@ -81,25 +75,26 @@ Result<AdamW::Report> AdamW::Step(engine::Threads& threads, const AdamWOptions& 
                          : 1.0f;
   const double correction1 = 1 - std::pow(options.beta1, static_cast<double>(steps_));
   const double correction2 = 1 - std::pow(options.beta2, static_cast<double>(steps_));
-  const auto b1 = static_cast<float>(options.beta1), c1 = static_cast<float>(1 - options.beta1);
-  const auto b2 = static_cast<float>(options.beta2), c2 = static_cast<float>(1 - options.beta2);
-  const auto rate = static_cast<float>(report.lr / correction1);
-  const auto root = static_cast<float>(1 / std::sqrt(correction2));
-  const auto eps = static_cast<float>(options.eps);
+  engine::cpu::AdamWUpdate update;
+  update.clip = clip;
+  update.beta1 = static_cast<float>(options.beta1);
+  update.rest1 = static_cast<float>(1 - options.beta1);
+  update.beta2 = static_cast<float>(options.beta2);
+  update.rest2 = static_cast<float>(1 - options.beta2);
+  update.rate = static_cast<float>(report.lr / correction1);
+  update.root = static_cast<float>(1 / std::sqrt(correction2));
+  update.eps = static_cast<float>(options.eps);
   const auto keep = static_cast<float>(1 - report.lr * options.weight_decay);
   threads.Run(static_cast<int>(blocks.size()), [&](int b, int) {
     const Block& block = blocks[b];
-    const float* g = g_all + block.begin;
-    float* m = m_.flat().data() + block.begin;
-    float* v = v_.flat().data() + block.begin;
-    float* p = params.flat().data() + block.begin;
-    const float shrink = block.decay ? keep : 1.0f;
-    for (int64_t i = 0; i < block.size; ++i) {
-      const float gradient = g[i] * clip;
-      m[i] = b1 * m[i] + c1 * gradient;
-      v[i] = b2 * v[i] + c2 * (gradient * gradient);
-      p[i] = p[i] * shrink - rate * (m[i] / (std::sqrt(v[i]) * root + eps));
-    }
+    engine::cpu::AdamWUpdate u = update;
+    u.g = g_all + block.begin;
+    u.m = m_.flat().data() + block.begin;
+    u.v = v_.flat().data() + block.begin;
+    u.p = params.flat().data() + block.begin;
+    u.n = block.size;
+    u.shrink = block.decay ? keep : 1.0f;
+    ops.adamw(u);
   });
   return report;
 }

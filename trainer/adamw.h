@@ -1,5 +1,5 @@
 // AdamW on fp32 master weights, after clipping by the global gradient norm. Deterministic: blocks of fixed size are summed in fixed
-// order, so thread count never changes a bit.
+// order, so neither thread count nor kernel path changes a bit.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ class AdamW {
     double lr = 0;
   };
   // One step on `params` against `grads` (dloss/dθ; left unchanged). A gradient that is not finite changes nothing and is an error.
-  Result<Report> Step(engine::Threads& threads, const AdamWOptions& options, const engine::Gradients& grads,
+  Result<Report> Step(engine::Engine& engine, const AdamWOptions& options, const engine::Gradients& grads,
                       engine::Parameters& params);
 
   // State, for checkpoints.

@@ -160,11 +160,13 @@ Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options)
   Layout layout(options.merge);
   // Sampled tokens of the open chunk still hold handles; they become nodes when it is built.
   std::vector<SampledToken*> open;
+  bool silent = false;
   auto close = [&] {
     if (layout.empty()) return;
     std::vector<int32_t> index;
     BatchChunk chunk;
     chunk.tree = layout.Build(&index);
+    chunk.silent = silent;
     chunk.wanted.assign(static_cast<size_t>(chunk.tree.size()), 0);
     for (SampledToken* token : open) {
       token->node = index[token->node];
@@ -178,7 +180,18 @@ Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options)
     layout = Layout(options.merge);
   };
 
-  for (size_t g = 0; g < batch.groups.size(); ++g) {
+  TEMPER_CHECK(options.silent.empty() || options.silent.size() == batch.groups.size()) << options.silent.size();
+  std::vector<size_t> order;
+  for (const uint8_t pass : {0, 1}) {
+    for (size_t g = 0; g < batch.groups.size(); ++g) {
+      if ((!options.silent.empty() && options.silent[g]) == pass) order.push_back(g);
+    }
+  }
+  for (const size_t g : order) {
+    if (!silent && !options.silent.empty() && options.silent[g]) {
+      close();
+      silent = true;
+    }
     const std::vector<Rollout>& rollouts = batch.groups[g].rollouts;
     std::vector<Shape> shapes;
     int64_t group_tokens = 0;
@@ -212,7 +225,10 @@ Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options)
   return batch;
 }
 
-std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::vector<float>> logprobs) {
+namespace {
+
+template <class LogprobOf>
+std::vector<LossGroup> LossGroups(const Batch& batch, const LogprobOf& logprob_of) {
   std::vector<LossGroup> out(batch.groups.size());
   for (size_t g = 0; g < batch.groups.size(); ++g) {
     for (size_t i = 0; i < batch.groups[g].rollouts.size(); ++i) {
@@ -223,7 +239,7 @@ std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::v
       r.wall_s = rollout.wall_s;
       for (const SampledToken& token : batch.samples[g][i]) {
         r.mask.push_back(token.trainable);
-        r.logp_new.push_back(logprobs[token.chunk][token.node]);
+        r.logp_new.push_back(logprob_of(token));
         r.logp_old.push_back(token.logprob);
         r.turn.push_back(token.turn);
         r.segment.push_back(token.segment);
@@ -231,6 +247,16 @@ std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::v
     }
   }
   return out;
+}
+
+}  // namespace
+
+std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::vector<float>> logprobs) {
+  return LossGroups(batch, [&](const SampledToken& token) { return logprobs[token.chunk][token.node]; });
+}
+
+std::vector<LossGroup> RecordedLossGroups(const Batch& batch) {
+  return LossGroups(batch, [](const SampledToken& token) { return token.logprob; });
 }
 
 std::vector<std::vector<float>> NodeCoefficients(const Batch& batch, const std::vector<std::vector<std::vector<double>>>& coef) {

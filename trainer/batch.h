@@ -33,13 +33,14 @@ struct SampledToken {
 struct BatchChunk {
   engine::TreeBatch tree;
   std::vector<uint8_t> wanted;  // per node: some rollout sampled it
+  bool silent = false;          // of silent groups only: scored, never differentiated
 };
 
-// How to score a chunk: sampled tokens only. `keep`: a backward pass follows.
+// How to score a chunk: sampled tokens only. `keep`: a backward pass follows; never for a silent chunk.
 inline engine::ForwardOptions Wanting(const BatchChunk& chunk, bool keep = true) {
   engine::ForwardOptions options;
   options.wanted = chunk.wanted;
-  options.keep = keep;
+  options.keep = keep && !chunk.silent;
   return options;
 }
 
@@ -53,6 +54,9 @@ struct Batch {
 
 struct BatchOptions {
   bool merge = true;              // false: every root-to-leaf path is a row of its own
+  // Per group in canonical order: no token of it has a coefficient (all its rewards are equal). Such groups get chunks of their own,
+  // behind the others, which need no backward pass. Empty: none.
+  std::vector<uint8_t> silent = {};
   int64_t max_chunk_nodes = INT64_MAX;  // of the nodes before merging across rollouts; a single rollout may exceed it
 };
 
@@ -62,6 +66,9 @@ Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options)
 
 // The input of ComputeLoss: one entry per sampled token. `logprobs[chunk][node]`.
 std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::vector<float>> logprobs);
+
+// As if every logprob were the recorded one: what the rewards alone say of advantages.
+std::vector<LossGroup> RecordedLossGroups(const Batch& batch);
 
 // The coefficient of each node of each chunk: the sum over the sampled tokens that lie on it. Sums in double, in canonical order.
 std::vector<std::vector<float>> NodeCoefficients(const Batch& batch, const std::vector<std::vector<std::vector<double>>>& coef);

@@ -66,6 +66,21 @@ int64_t ChunkNodes(const engine::ModelConfig& config, engine::Profile profile, i
   return low;
 }
 
+bool IsSilent(const std::vector<std::vector<double>>& coef) {
+  for (const std::vector<double>& rollout : coef) {
+    if (std::any_of(rollout.begin(), rollout.end(), [](double c) { return c != 0; })) return false;
+  }
+  return true;
+}
+
+// Groups that cannot have a gradient, told from their rewards alone: in every loss that is built a coefficient is a multiple of its
+// token's advantage. Whatever is left out is checked again once the true coefficients are known.
+std::vector<uint8_t> SilentGroups(const LossResult& recorded) {
+  std::vector<uint8_t> silent;
+  for (const auto& group : recorded.token_advantages) silent.push_back(IsSilent(group));
+  return silent;
+}
+
 // What one optimizer step says of itself: the line of metrics.jsonl and the live view.
 struct StepReport {
   int64_t step = 0;     // after it; trained with version step-1
@@ -342,8 +357,10 @@ class Loop {
 
     ASSIGN_OR_RETURN(std::vector<Group> groups, Parse(lease, report));
     if (options_.permute_rewards) PermuteRewards(options_.seed, groups);
-    const BatchOptions layout = {.merge = options_.tree, .max_chunk_nodes = max_chunk_nodes_};
-    ASSIGN_OR_RETURN(const Batch batch, BuildBatch(std::move(groups), layout));
+    BatchOptions layout = {.merge = options_.tree, .max_chunk_nodes = max_chunk_nodes_};
+    ASSIGN_OR_RETURN(Batch batch, BuildBatch(std::move(groups), layout));
+    layout.silent = SilentGroups(ComputeLoss(options_.algorithm.algorithm, RecordedLossGroups(batch)));
+    ASSIGN_OR_RETURN(batch, BuildBatch(std::move(batch.groups), layout));
     report.tree_tokens = batch.tree_tokens;
     report.logical_tokens = batch.logical_tokens;
 
@@ -356,11 +373,15 @@ class Loop {
       ASSIGN_OR_RETURN(const std::span<const float> row, pass_.Forward(weights_, batch.chunks[c].tree, Wanting(batch.chunks[c])));
       logprobs[c].assign(row.begin(), row.end());
       report.forward_s += lap();
+      if (batch.chunks[c].silent) continue;
       const LossResult part = ComputeLoss(options_.algorithm.algorithm, MakeLossGroups(batch, logprobs));
       pass_.Backward(NodeCoefficients(batch, part.coef)[c], grads_);
       report.backward_s += lap();
     }
     const LossResult loss = ComputeLoss(options_.algorithm.algorithm, MakeLossGroups(batch, logprobs));
+    for (size_t g = 0; g < layout.silent.size(); ++g) {
+      TEMPER_CHECK(!layout.silent[g] || IsSilent(loss.coef[g])) << "group " << batch.groups[g].group << " was left out of the backward pass";
+    }
     report.loss = loss.loss;
     report.loss_metrics = loss.metrics;
 
@@ -377,7 +398,7 @@ class Loop {
     lap();
 
     if (loss.metrics.tokens > 0) {
-      ASSIGN_OR_RETURN(report.optimizer, state_.optimizer.Step(doors_.engine.threads(), options_.optimizer, grads_, state_.params));
+      ASSIGN_OR_RETURN(report.optimizer, state_.optimizer.Step(doors_.engine, options_.optimizer, grads_, state_.params));
     }
     ++state_.step;
     report.optimizer_s = lap();

@@ -68,6 +68,7 @@ Result<TreeProof> ProveTree(engine::TrainPass& pass, const engine::ComputeWeight
   BatchOptions merged = options, rows = options;
   merged.merge = true;
   rows.merge = false;
+  merged.silent = rows.silent = {};  // what has no coefficient is proved too
   ASSIGN_OR_RETURN(const Scored tree, Score(pass, weights, part, part_coef, merged));
   ASSIGN_OR_RETURN(const Scored flat, Score(pass, weights, std::move(part), part_coef, rows));
 

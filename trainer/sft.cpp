@@ -101,7 +101,7 @@ Result<SftReport> RunSft(engine::Engine& engine, engine::Profile profile, const 
       rate.lr = SftRate(options, report.tokens, batch.tokens);
       rate.warmup_steps = 0;
       rate.schedule = Schedule::kConstant;
-      ASSIGN_OR_RETURN(step, optimizer.Step(engine.threads(), rate, grads, params));
+      ASSIGN_OR_RETURN(step, optimizer.Step(engine, rate, grads, params));
     }
     report.rows += batch.rows;
     report.tokens += batch.tokens;

@@ -728,6 +728,51 @@ void TransposePanel(const void* panel, int n16, int k, int n_padded, int begin, 
   }
 }
 
+// ---- Optimizer ------------------------------------------------------------------------------------------------------------
+
+void AdamW(const AdamWUpdate& u) {
+  const F clip = Set(u.clip), beta1 = Set(u.beta1), rest1 = Set(u.rest1), beta2 = Set(u.beta2), rest2 = Set(u.rest2);
+  const F rate = Set(u.rate), root = Set(u.root), eps = Set(u.eps), shrink = Set(u.shrink);
+  for (int64_t i = 0; i < u.n; i += 16) {
+    const int here = u.n - i < 16 ? static_cast<int>(u.n - i) : 16;
+    const auto load = [&](const float* x) { return here == 16 ? Load(x + i) : LoadN(x + i, here); };
+    const auto store = [&](float* x, F y) { here == 16 ? Store(x + i, y) : StoreN(x + i, y, here); };
+    const F g = Mul(load(u.g), clip);
+    const F m = Add(Mul(beta1, load(u.m)), Mul(rest1, g));
+    const F v = Add(Mul(beta2, load(u.v)), Mul(rest2, Mul(g, g)));
+    store(u.m, m);
+    store(u.v, v);
+    store(u.p, Sub(Mul(load(u.p), shrink), Mul(rate, Div(m, Add(Mul(Sqrt(v), root), eps)))));
+  }
+}
+
+double SumOfSquares(const float* x, int64_t n) {
+  alignas(64) double lanes[8];
+#if defined(__AVX512F__)
+  __m512d sum = _mm512_setzero_pd();
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m512d y = _mm512_cvtps_pd(_mm256_loadu_ps(x + i));
+    sum = _mm512_fmadd_pd(y, y, sum);  // the square of a float is exact in double
+  }
+  _mm512_store_pd(lanes, sum);
+#else
+  __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m256d y = _mm256_cvtps_pd(_mm_loadu_ps(x + i)), z = _mm256_cvtps_pd(_mm_loadu_ps(x + i + 4));
+    low = _mm256_fmadd_pd(y, y, low);
+    high = _mm256_fmadd_pd(z, z, high);
+  }
+  _mm256_store_pd(lanes, low);
+  _mm256_store_pd(lanes + 4, high);
+#endif
+  for (; i < n; ++i) lanes[i & 7] += static_cast<double>(x[i]) * x[i];
+  double total = 0;
+  for (double lane : lanes) total += lane;
+  return total;
+}
+
 // ---- Attention ------------------------------------------------------------------------------------------------------------
 
 template <class T>
@@ -952,6 +997,8 @@ constexpr Ops MakeOps(const char* name) {
           Scale,
           LogSumExp,
           SoftmaxScaled,
+          AdamW,
+          SumOfSquares,
           PackRows<E>,
           TransposePanel<E>};
 }

@@ -70,6 +70,18 @@ struct AttentionBackward {
   std::byte* scratch = nullptr;
 };
 
+// One AdamW update of n numbers; the factors are already fp32 (trainer/adamw.cpp gives their meaning). Every operation is a single
+// rounding, in this order:
+//   g' = g·clip;  m = beta1·m + rest1·g';  v = beta2·v + rest2·(g'·g');  p = p·shrink − rate·(m / (√v·root + eps))
+struct AdamWUpdate {
+  const float* g = nullptr;
+  float* m = nullptr;
+  float* v = nullptr;
+  float* p = nullptr;
+  int64_t n = 0;
+  float clip = 1, beta1 = 0, rest1 = 0, beta2 = 0, rest2 = 0, rate = 0, root = 1, eps = 0, shrink = 1;
+};
+
 // Enough for both attention kernels.
 size_t AttentionScratchBytes(int rows, int head_dim);
 
@@ -111,6 +123,10 @@ struct Ops {
   float (*log_sum_exp)(const float* logits, int n);
   // logits[i] = factor * exp(logits[i] - log_sum_exp), in place.
   void (*softmax_scaled)(float* logits, float log_sum_exp, float factor, int n);
+
+  void (*adamw)(const AdamWUpdate& u);
+  // Σ x² in double, eight lanes (element i in lane i mod 8), then the lanes in order.
+  double (*sum_of_squares)(const float* x, int64_t n);
 
   // E rows [rows][stride] as a panel with the rows as reduced axis: columns [begin, end) (multiples of 16; beyond cols zero),
   // rows padded with zeros to `rows_padded` (a multiple of 32). `panel` is that of column 0.

@@ -25,6 +25,7 @@ static inline F Add(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
 static inline F Sub(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
 static inline F Mul(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
 static inline F Div(F a, F b) { return {_mm512_div_ps(a.v, b.v)}; }
+static inline F Sqrt(F a) { return {_mm512_sqrt_ps(a.v)}; }
 static inline F Fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 static inline F Fnma(F a, F b, F c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
 static inline F Max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }  // b when either is NaN
@@ -99,6 +100,7 @@ static inline F Add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x
 static inline F Sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 static inline F Mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 static inline F Div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+static inline F Sqrt(F x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
 static inline F Fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 static inline F Fnma(F x, F y, F z) { return {_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)}; }
 static inline F Max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
