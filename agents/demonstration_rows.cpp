@@ -22,7 +22,8 @@ constexpr char kShellTool[] =
 
 Result<std::string> Render(const text::TextModel& model, const json::array& messages, bool ask) {
   text::RenderInput input;
-  ASSIGN_OR_RETURN(input.messages, text::ParseJson(PrintJson(messages)));
+  ASSIGN_OR_RETURN(const text::Value plain, text::ParseJson(PrintJson(messages)));
+  input.messages = model.ShowCalls(plain);
   ASSIGN_OR_RETURN(input.tools, text::ParseJson(kShellTool));
   input.add_generation_prompt = ask;
   return model.Render(input);

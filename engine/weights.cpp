@@ -1,5 +1,8 @@
 #include "engine/weights.h"
 
+#include <xmmintrin.h>
+
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -60,20 +63,43 @@ Layout MakeLayout(const ModelConfig& c, Profile profile) {
   return out;
 }
 
-void PackBf16(const float* w, int n, int k, int depth, uint16_t* panel) {
-  for (int i = 0; i < RoundUp(n, 16); ++i) {
-    uint16_t* column = panel + static_cast<size_t>(i / 16) * depth * 16 + i % 16 * 2;
-    for (int j = 0; j < depth; ++j) {
-      column[j / 2 * 32 + j % 2] = i < n && j < k ? ToBf16(w[static_cast<size_t>(i) * k + j]) : 0;
-    }
+// A panel of 16 rows is, in words of 32 bits, the transpose of the rows: one float a word, or two neighbouring bf16.
+void Transpose4(const uint32_t* from, size_t from_stride, uint32_t* to, size_t to_stride) {
+  const auto load = [&](int i) { return _mm_loadu_ps(reinterpret_cast<const float*>(from + i * from_stride)); };
+  __m128 a = load(0), b = load(1), c = load(2), d = load(3);
+  _MM_TRANSPOSE4_PS(a, b, c, d);
+  const __m128 rows[] = {a, b, c, d};
+  for (int i = 0; i < 4; ++i) _mm_storeu_ps(reinterpret_cast<float*>(to + i * to_stride), rows[i]);
+}
+
+// `words` is a multiple of 4 in both.
+void RowsToPanel(const uint32_t* rows, int words, uint32_t* panel) {
+  for (int j = 0; j < words; j += 4) {
+    for (int i = 0; i < 16; i += 4) Transpose4(rows + static_cast<size_t>(i) * words + j, words, panel + static_cast<size_t>(j) * 16 + i, 16);
+  }
+}
+void PanelToRows(const uint32_t* panel, int words, uint32_t* rows) {
+  for (int j = 0; j < words; j += 4) {
+    for (int i = 0; i < 16; i += 4) Transpose4(panel + static_cast<size_t>(j) * 16 + i, 16, rows + static_cast<size_t>(i) * words + j, words);
   }
 }
 
-void PackF32(const float* w, int n, int k, int depth, float* panel) {
-  for (int i = 0; i < RoundUp(n, 16); ++i) {
-    float* column = panel + static_cast<size_t>(i / 16) * depth * 16 + i % 16;
-    for (int j = 0; j < depth; ++j) column[j * 16] = i < n && j < k ? w[static_cast<size_t>(i) * k + j] : 0;
+// Rows [16 * group, 16 * group + 16) of an [n, k] matrix, zeros beyond it, into their panel.
+void PackGroup(const float* w, int n, int k, int depth, Profile profile, int group, std::byte* matrix, std::vector<uint32_t>& scratch) {
+  const bool bf16 = profile == Profile::kBf16;
+  const int words = bf16 ? depth / 2 : depth;
+  scratch.assign(static_cast<size_t>(words) * 16, 0);
+  for (int i = 0; i < std::min(16, n - group * 16); ++i) {
+    const float* from = w + (static_cast<size_t>(group) * 16 + i) * k;
+    uint32_t* to = scratch.data() + static_cast<size_t>(i) * words;
+    if (!bf16) {
+      std::memcpy(to, from, k * sizeof(float));
+      continue;
+    }
+    auto* halves = reinterpret_cast<uint16_t*>(to);
+    for (int j = 0; j < k; ++j) halves[j] = ToBf16(from[j]);
   }
+  RowsToPanel(scratch.data(), words, reinterpret_cast<uint32_t*>(matrix) + static_cast<size_t>(group) * words * 16);
 }
 
 struct FreeAligned {
@@ -88,10 +114,16 @@ size_t ComputeBytes(const ModelConfig& config, Profile profile) { return MakeLay
 
 std::string ComputeLayoutId(Profile profile) { return fmt::format("panel16-v1/{}", ProfileName(profile)); }
 
-void Pack(const Parameters& params, Profile profile, std::span<std::byte> out) {
+void Pack(const Parameters& params, Profile profile, std::span<std::byte> out, Threads* threads) {
   const Layout layout = MakeLayout(params.config(), profile);
   TEMPER_CHECK(out.size() == layout.bytes) << out.size() << " bytes given, " << layout.bytes << " needed";
   TEMPER_CHECK(reinterpret_cast<uintptr_t>(out.data()) % 64 == 0) << "unaligned buffer";
+  struct Item {
+    int tensor, depth, begin, end;  // groups of 16 rows
+    std::byte* matrix;
+  };
+  constexpr int kGroups = 16;
+  std::vector<Item> items;
   for (const Part& part : layout.parts) {
     if (!part.rows) {
       const auto from = params.tensor(part.tensors[0]);
@@ -103,16 +135,25 @@ void Pack(const Parameters& params, Profile profile, std::span<std::byte> out) {
     }
     std::byte* at = out.data() + part.offset;
     for (int index : part.tensors) {
-      const TensorSpec& spec = params.tensors()[index];
-      const auto n = static_cast<int>(spec.shape[0]), k = static_cast<int>(spec.shape[1]);
-      const float* w = params.tensor(index).data();
-      if (profile == Profile::kBf16) {
-        PackBf16(w, n, k, part.depth, reinterpret_cast<uint16_t*>(at));
-      } else {
-        PackF32(w, n, k, part.depth, reinterpret_cast<float*>(at));
-      }
-      at += static_cast<size_t>(RoundUp(n, 16)) * part.depth * ElementBytes(profile);
+      const int rows = RoundUp(static_cast<int>(params.tensors()[index].shape[0]), 16);
+      for (int g = 0; g < rows / 16; g += kGroups) items.push_back({index, part.depth, g, std::min(rows / 16, g + kGroups), at});
+      at += static_cast<size_t>(rows) * part.depth * ElementBytes(profile);
     }
+  }
+  const auto pack = [&](int item, std::vector<uint32_t>& scratch) {
+    const Item& it = items[item];
+    const TensorSpec& spec = params.tensors()[it.tensor];
+    for (int g = it.begin; g < it.end; ++g) {
+      PackGroup(params.tensor(it.tensor).data(), static_cast<int>(spec.shape[0]), static_cast<int>(spec.shape[1]), it.depth, profile, g,
+                it.matrix, scratch);
+    }
+  };
+  std::vector<std::vector<uint32_t>> scratch(threads ? threads->count() : 1);
+  const int count = static_cast<int>(items.size());
+  if (threads) {
+    threads->Run(count, [&](int item, int thread) { pack(item, scratch[thread]); });
+  } else {
+    for (int item = 0; item < count; ++item) pack(item, scratch[0]);
   }
 }
 
@@ -163,13 +204,21 @@ ComputeWeights ComputeWeights::FromParameters(const Parameters& params, Profile 
   return *std::move(view);
 }
 
+ComputeWeights Repack(const Parameters& params, Profile profile, Threads& threads, Buffer& memory) {
+  const std::span<std::byte> out(memory.Get<std::byte>(ComputeBytes(params.config(), profile)), ComputeBytes(params.config(), profile));
+  Pack(params, profile, out, &threads);
+  auto view = ComputeWeights::View(params.config(), profile, out, nullptr);
+  TEMPER_CHECK(view.ok()) << view.status().ToString();
+  return *std::move(view);
+}
+
 Digest ComputeWeights::ComputeDigest() const {
   TEMPER_CHECK(!empty());
   const Layout layout = MakeLayout(config_, profile_);
   const std::vector<TensorSpec> specs = TensorSpecs(config_);
   XXH3_state_t state;
   XXH3_128bits_reset(&state);
-  std::vector<std::byte> rows;  // 16 logical rows at a time, taken out of a panel
+  std::vector<uint32_t> rows;  // 16 logical rows at a time, taken out of a panel
   for (const Part& part : layout.parts) {
     const std::byte* at = bytes_.data() + part.offset;
     if (!part.rows) {
@@ -179,23 +228,13 @@ Digest ComputeWeights::ComputeDigest() const {
     for (int index : part.tensors) {
       const auto n = static_cast<int>(specs[index].shape[0]), k = static_cast<int>(specs[index].shape[1]);
       const size_t element = ElementBytes(profile_), row_bytes = k * element;
-      rows.resize(16 * row_bytes);
+      const auto words = static_cast<int>(part.depth * element / 4);
+      rows.resize(static_cast<size_t>(words) * 16);
       for (int i0 = 0; i0 < n; i0 += 16) {
-        if (profile_ == Profile::kBf16) {
-          const auto* panel = reinterpret_cast<const uint16_t*>(at);
-          auto* out = reinterpret_cast<uint16_t*>(rows.data());
-          for (int j = 0; j < k; ++j) {
-            for (int i = 0; i < 16; ++i) out[i * k + j] = panel[j / 2 * 32 + i * 2 + j % 2];
-          }
-        } else {
-          const auto* panel = reinterpret_cast<const float*>(at);
-          auto* out = reinterpret_cast<float*>(rows.data());
-          for (int j = 0; j < k; ++j) {
-            for (int i = 0; i < 16; ++i) out[i * k + j] = panel[j * 16 + i];
-          }
-        }
-        XXH3_128bits_update(&state, rows.data(), std::min(16, n - i0) * row_bytes);
-        at += static_cast<size_t>(part.depth) * 16 * element;
+        PanelToRows(reinterpret_cast<const uint32_t*>(at), words, rows.data());
+        at += static_cast<size_t>(words) * 64;
+        const auto* row = reinterpret_cast<const std::byte*>(rows.data());
+        for (int i = 0; i < std::min(16, n - i0); ++i) XXH3_128bits_update(&state, row + static_cast<size_t>(i) * words * 4, row_bytes);
       }
     }
   }

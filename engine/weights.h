@@ -18,8 +18,10 @@
 #include <vector>
 
 #include "common/status.h"
+#include "engine/buffer.h"
 #include "engine/config.h"
 #include "engine/parameters.h"
+#include "engine/threads.h"
 
 namespace temper::engine {
 
@@ -44,8 +46,8 @@ struct Digest {
 size_t ComputeBytes(const ModelConfig& config, Profile profile);
 // "panel16-v1/bf16" and so on: refuse another id before reading a byte.
 std::string ComputeLayoutId(Profile profile);
-// Writes the whole compute form; `out` has exactly ComputeBytes and 64-byte alignment.
-void Pack(const Parameters& params, Profile profile, std::span<std::byte> out);
+// Writes the whole compute form; `out` has exactly ComputeBytes and 64-byte alignment. The same bytes with and without `threads`.
+void Pack(const Parameters& params, Profile profile, std::span<std::byte> out, Threads* threads = nullptr);
 
 // A read-only view. Copies are cheap and share the mapping. Thread-safe: immutable.
 class ComputeWeights {
@@ -91,5 +93,9 @@ class ComputeWeights {
   std::vector<Layer> layers_;
   const float* final_norm_ = nullptr;
 };
+
+// Packs into `memory`, which a loop keeps from step to step: fresh memory of this size costs as much as the packing. What it held
+// before is overwritten, so no earlier view of it may be in use; `memory` must outlive the view.
+ComputeWeights Repack(const Parameters& params, Profile profile, Threads& threads, Buffer& memory);
 
 }  // namespace temper::engine

@@ -13,7 +13,7 @@ class ModelText : public PolicyText {
 
   Result<std::string> Render(const text::Value& messages, const text::Value& tools, bool add_generation_prompt,
                              const text::Value& variables) const override {
-    return model_.Render({.messages = messages,
+    return model_.Render({.messages = model_.ShowCalls(messages),
                           .tools = tools,
                           .add_generation_prompt = add_generation_prompt,
                           .variables = variables,

@@ -50,6 +50,7 @@ Status AddTemplates(const Templates& templates, const Dict& tokens, TextModel* m
   RETURN_IF_ERROR(parse(templates.with_tools, &model->tool_template));
   const std::string& source = templates.with_tools.empty() ? templates.plain : templates.with_tools;
   model->tool_format = source.empty() ? ToolFormat::kNone : ToolFormatOf(source);
+  model->template_shows_calls = model->tool_format == ToolFormat::kTask || source.find("tool_calls") != std::string::npos;
   return Status::Ok();
 }
 
@@ -74,6 +75,33 @@ Result<TextModel> FromGguf(const GgufTokenizer& gguf) {
 }
 
 }  // namespace
+
+Value TextModel::ShowCalls(const Value& messages) const {
+  if (template_shows_calls || !messages.is_list()) return messages;
+  List shown;
+  for (const Value& message : messages.as_list()) {
+    const Value* calls = message.Find("tool_calls");
+    if (!calls || !calls->is_list()) {
+      shown.push_back(message);
+      continue;
+    }
+    const Value* content = message.Find("content");
+    std::string text = content && content->is_string() ? content->as_string() : "";
+    for (const Value& call : calls->as_list()) {
+      const Value* function = call.Find("function");
+      if (!function) continue;
+      if (!text.empty()) text += "\n";
+      text += HermesCall(*function);
+    }
+    Dict out;
+    for (const auto& [key, value] : message.as_dict().items()) {
+      if (key.as_string() != "tool_calls" && key.as_string() != "content") out.Set(key, value);
+    }
+    out.Set("content", std::move(text));
+    shown.push_back(std::move(out));
+  }
+  return shown;
+}
 
 Result<std::string> TextModel::Render(const RenderInput& input) const {
   if (!input.tools.is_none() && tool_template) return tool_template->Render(input);

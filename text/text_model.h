@@ -30,7 +30,12 @@ struct TextModel {
   std::vector<int32_t> end_ids;               // tokens that end an answer, sorted; may be empty
   ToolFormat tool_format = ToolFormat::kNone;
 
-  // Renders with the template that fits (tools given or not). FailedPrecondition when the model has none.
+  bool template_shows_calls = true;           // the template reads `tool_calls`
+
+  // The messages as the template can show them. One that knows nothing of tool calls would drop them from the history: there they
+  // stand in the content, in the form that ParseToolCalls reads back. A missing content becomes "".
+  Value ShowCalls(const Value& messages) const;
+  // Renders the messages as they are with the template that fits (tools given or not). FailedPrecondition when the model has none.
   Result<std::string> Render(const RenderInput& input) const;
 };
 

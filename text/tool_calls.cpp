@@ -177,6 +177,15 @@ ParsedAnswer ParseToolCalls(ToolFormat format, std::string_view text, const Valu
   return format == ToolFormat::kHermes ? ParseHermes(text, complete) : ParseTask(text, tools, complete);
 }
 
+std::string HermesCall(const Value& function) {
+  const Value* arguments = function.Find("arguments");
+  std::string object = "{}";
+  if (arguments && arguments->is_string()) object = arguments->as_string();
+  if (arguments && arguments->is_dict()) object = CompactJson(*arguments);
+  return std::string(kOpen) + "{\"name\":" + CompactJson(function.StringOr("name", "")) + ",\"arguments\":" + object + "}" +
+         std::string(kClose);
+}
+
 size_t CertainContent(ToolFormat format, std::string_view text) {
   if (format == ToolFormat::kNone) return text.size();
   size_t end = text.find(kOpen);

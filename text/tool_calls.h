@@ -39,6 +39,9 @@ struct ParsedAnswer {
 // all text is content. `complete`: false when the answer was cut by its length, so that an open call is ill-formed.
 ParsedAnswer ParseToolCalls(ToolFormat format, std::string_view text, const Value& tools, bool complete = true);
 
+// One call as a Hermes model writes it; `function` has `name` and `arguments` (an object, or its JSON text).
+std::string HermesCall(const Value& function);
+
 // For streaming: how many leading bytes of `text` are certainly content whatever follows (calls begin after them).
 size_t CertainContent(ToolFormat format, std::string_view text);
 

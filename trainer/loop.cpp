@@ -216,7 +216,7 @@ class Loop {
   }
 
   Status PublishWeights() {
-    weights_ = engine::ComputeWeights::FromParameters(state_.params, options_.profile);
+    weights_ = engine::Repack(state_.params, options_.profile, doors_.engine.threads(), packed_);
     ASSIGN_OR_RETURN(const std::span<std::byte> out, doors_.weights.Begin());
     if (out.size() != weights_.bytes().size()) {
       return Internal(fmt::format("weight sync offers {} bytes for {}", out.size(), weights_.bytes().size()));
@@ -465,6 +465,7 @@ class Loop {
   const double start_s_;
   Checkpoint state_;
   engine::Gradients grads_;
+  engine::Buffer packed_;           // holds weights_
   engine::ComputeWeights weights_;  // of version state_.step
   int64_t max_chunk_nodes_ = 0;
   bool proved_ = false;

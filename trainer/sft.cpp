@@ -78,6 +78,8 @@ Result<SftReport> RunSft(engine::Engine& engine, engine::Profile profile, const 
   engine::Gradients grads(params.config());
   engine::TrainPass pass(engine);
   RETURN_IF_ERROR(WriteFile(log_path, ""));
+  engine::ComputeWeights weights;
+  engine::Buffer packed;
   while (report.tokens < options.tokens) {
     if (stopped()) return Cancelled("stopped during SFT");
     ASSIGN_OR_RETURN(const SftBatch batch, TakeBatch(source, report.rows, options.batch_tokens));
@@ -85,7 +87,7 @@ Result<SftReport> RunSft(engine::Engine& engine, engine::Profile profile, const 
     double loss = 0;
     AdamW::Report step;
     if (trained > 0) {
-      const engine::ComputeWeights weights = engine::ComputeWeights::FromParameters(params, profile);
+      weights = engine::Repack(params, profile, engine.threads(), packed);
       engine::ForwardOptions forward;
       forward.wanted = batch.wanted;
       ASSIGN_OR_RETURN(const std::span<const float> logprobs, pass.Forward(weights, batch.tree, forward));
