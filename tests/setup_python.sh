@@ -19,7 +19,7 @@ say "making the tests' Python environment in $dir (a few GB; minutes the first t
 rm -rf "$dir"
 log=$dir.log
 install() { "$python" -m pip install --disable-pip-version-check --no-deps --only-binary=:all: -r "$1"; }
-works() { "$python" -c 'import gguf, jinja2, numpy, openai, safetensors, tokenizers, torch, transformers; torch.ones(2) @ torch.ones(2)'; }
+works() { "$python" -c 'import gguf, jinja2, numpy, openai, safetensors, tokenizers, torch, transformers, trl.trainer.grpo_trainer; torch.ones(2) @ torch.ones(2)'; }
 # torch asks for all of CUDA, triton included, to be installed beside it; the list is what its import needs.
 {
   python3 -m venv "$dir" && grep -v '# toolkit$' "$list" >"$dir/few.txt" && install "$dir/few.txt" && { works || { install "$list" && works; }; }
