@@ -79,7 +79,7 @@ def run_trl(prompts_path, seed, dtype, steps, out):
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     from datasets import Dataset
-    from transformers import AutoTokenizer, TrainerCallback
+    from transformers import AutoModelForCausalLM, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     import reference
@@ -103,13 +103,12 @@ def run_trl(prompts_path, seed, dtype, steps, out):
             control.should_training_stop = reached(rewards) is not None
             return control
 
-    model = reference.load_model(torch.bfloat16 if dtype == "bfloat16" else torch.float32)
-    # The GGUF reader leaves a marker that keeps a trainer from touching the (dequantised) weights.
-    model.is_quantized = False
-    model.config.quantization_config = None
-    for name in ("hf_quantizer", "quantization_method", "_is_quantized_training_enabled"):
-        if hasattr(model, name):
-            delattr(model, name)
+    # A plain model with the dequantised weights: what was read from a GGUF file counts as quantised and is refused for training.
+    source = reference.load_model(torch.float32)
+    source.config.quantization_config = None
+    model = AutoModelForCausalLM.from_config(source.config, dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32)
+    model.load_state_dict(source.state_dict())
+    del source
     config = GRPOConfig(
         output_dir=str(pathlib.Path(out).with_suffix("")) + "-out", seed=seed, use_cpu=True, bf16=dtype == "autocast", fp16=False,
         learning_rate=1e-5, lr_scheduler_type="constant", beta=0.0, loss_type="grpo", num_generations=8,
