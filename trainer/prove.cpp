@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <utility>
+
+#include "common/faults.h"
 
 namespace temper::trainer {
 namespace {
@@ -69,8 +72,15 @@ Result<TreeProof> ProveTree(engine::TrainPass& pass, const engine::ComputeWeight
   merged.merge = true;
   rows.merge = false;
   merged.silent = rows.silent = {};  // what has no coefficient is proved too
-  ASSIGN_OR_RETURN(const Scored tree, Score(pass, weights, part, part_coef, merged));
+  ASSIGN_OR_RETURN(Scored tree, Score(pass, weights, part, part_coef, merged));
   ASSIGN_OR_RETURN(const Scored flat, Score(pass, weights, std::move(part), part_coef, rows));
+
+  // The smallest change there is: a proof that fails must stop the job.
+  if (!Faults::Get().Hit("trainer.change_tree").ok()) {
+    const SampledToken& first = tree.batch.samples[0][0][0];
+    float& logprob = tree.logprobs[first.chunk][first.node];
+    logprob = std::nextafter(logprob, -1e9f);
+  }
 
   TreeProof proof;
   proof.logical_tokens = tree.batch.logical_tokens;
@@ -87,7 +97,7 @@ Result<TreeProof> ProveTree(engine::TrainPass& pass, const engine::ComputeWeight
     }
   }
   double difference = 0, norm = 0;
-  const auto x = tree.grads.flat(), y = flat.grads.flat();
+  const std::span<const float> x = tree.grads.flat(), y = flat.grads.flat();
   for (size_t k = 0; k < x.size(); ++k) {
     const double d = static_cast<double>(x[k]) - y[k];
     difference += d * d;

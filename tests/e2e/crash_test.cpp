@@ -151,7 +151,8 @@ INSTANTIATE_TEST_SUITE_P(Points, TrainerFault,
 
 class Disagreement : public testing::TestWithParam<const char*> {};
 
-// One changed weight in the worker, or one changed logprob in the store, must stop the job: training would be silently wrong.
+// One changed weight in the worker, one changed logprob in the store, or one in the tree that is not the rows', must stop the job:
+// training would be silently wrong.
 TEST_P(Disagreement, StopsTheJob) {
   JobProcess job("disagree");
   job.Start(kArguments, {{"TEMPER_FAULTS", std::string(GetParam())}});
@@ -161,8 +162,11 @@ TEST_P(Disagreement, StopsTheJob) {
   EXPECT_EQ(job.Remains(), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Points, Disagreement, testing::Values("weightsync.flip_verified=fail@3", "agents.change_logprob=fail@3"),
-                         [](const auto& given) { return std::string(given.index == 0 ? "weight" : "logprob"); });
+INSTANTIATE_TEST_SUITE_P(Points, Disagreement, testing::Values("weightsync.flip_verified=fail@3", "agents.change_logprob=fail@3",
+                                                                "trainer.change_tree=fail"),
+                         [](const auto& given) {
+                           return std::string(given.index == 0 ? "weight" : given.index == 1 ? "logprob" : "tree");
+                         });
 
 }  // namespace
 }  // namespace temper::e2e

@@ -13,6 +13,7 @@
 #include <map>
 #include <thread>
 
+#include "common/faults.h"
 #include "common/file.h"
 #include "common/json.h"
 #include "common/rng.h"
@@ -314,6 +315,19 @@ TEST_P(LoopTest, OneChangedLogprobStopsTheJob) {
   EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status.ToString();
   EXPECT_NE(status.message().find("disagree at version 2"), std::string::npos) << status.message();
   EXPECT_NE(status.message().find(wire.session()), std::string::npos) << status.message();
+}
+
+// A proof of tree = rows that fails could be written down and trained over.
+TEST_P(LoopTest, AFailedProofOfTheTreeStopsTheJob) {
+  World world(GetParam());
+  TrainerOptions options = Options(Scratch("proof"), GetParam());
+  options.prove_tree = true;
+  Faults::Get().Arm("trainer.change_tree", "fail");
+  const Status status = world.Run(options);
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status.ToString();
+  EXPECT_NE(status.message().find("tree training differs from separate rows"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find(": 1 logprobs differ"), std::string::npos) << status.message();
+  EXPECT_TRUE(world.pool.updates.empty()) << "the step was taken";
 }
 
 // A worker could serve weights that differ in one number from the trainer's.
