@@ -17,7 +17,7 @@ struct JobEnd {
   std::string reason;     // one line
   double wall_s = 0;      // of all starts of the run
   double sampling_s = 0;  // of all starts: during which tokens were drawn
-  int64_t restarts = 0;   // of roles, in the last start
+  int64_t restarts = 0;   // of roles, in all starts
   std::map<std::string, double> counters;  // of all starts: "gateway.tokens_sampled", "trainer.cpu_path.avx512", …
 };
 

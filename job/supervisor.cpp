@@ -26,6 +26,7 @@ constexpr double kDeathWindowS = 60;
 constexpr double kViewEveryS = 0.5;
 constexpr double kStateEveryS = 10;
 constexpr double kOrderlyStopS = 3;      // for one group of roles
+constexpr char kRestarts[] = "supervisor.restarts";  // among the run's counters
 
 sigset_t SupervisorSignals() {
   sigset_t set;
@@ -78,7 +79,7 @@ struct Supervisor::Impl {
   Watcher watcher;
   PanelPrinter printer;
   double started_s = 0, state_written_s = 0;
-  int64_t restarts = 0;
+  int64_t restarts = 0;  // over the run's life, like every counter
   double stop_asked_s = -1;
   bool hard = false;
   std::optional<JobEnd> end;
@@ -86,6 +87,7 @@ struct Supervisor::Impl {
   Impl(const Job& j, const Plan& p, RunFolder& r, RunState s, sandbox::Janitor& jan, std::vector<RoleSpec> specs, bool pan)
       : job(j), plan(p), run(r), state(std::move(s)), janitor(jan), panel(pan), watcher(WatchOptions(j, p, r, state, specs), clock) {
     for (RoleSpec& spec : specs) children.push_back({std::move(spec), -1, 0, 0, {}});
+    if (auto it = state.counters.find(kRestarts); it != state.counters.end()) restarts = static_cast<int64_t>(it->second);
   }
 
   static WatcherOptions WatchOptions(const Job& job, const Plan& plan, const RunFolder& run, const RunState& state, const std::vector<RoleSpec>& specs) {
@@ -175,6 +177,7 @@ struct Supervisor::Impl {
     child.restart_at_s = now + pause_s;
     ++restarts;
     watcher.view().restarts = restarts;
+    WriteState("running");  // a supervisor that is killed next has counted it
     Note(fmt::format("{} {}; restarting it", child.spec.name, ended.ToString()));
   }
 
@@ -210,6 +213,7 @@ struct Supervisor::Impl {
     RunState now = state;
     now.phase = phase;
     now.counters = watcher.Counters();
+    now.counters[kRestarts] = static_cast<double>(restarts);
     now.wall_s = state.wall_s + clock.NowS() - started_s;
     now.sampling_s = watcher.SamplingS();
     if (Status s = run.WriteState(now); !s.ok()) log::Error("state not written", {{"error", s.ToString()}});

@@ -79,7 +79,9 @@ class SupervisorTest : public testing::Test {
   }
 
   int Child(const std::map<std::string, std::string>& scripts, int result_fd) {
-    auto janitor = sandbox::ForkJanitor({.init_path = std::string(TEMPER_BUILD_DIR) + "/temper-sandbox-init"});
+    sandbox::JanitorOptions options;
+    options.init_path = std::string(TEMPER_BUILD_DIR) + "/temper-sandbox-init";
+    auto janitor = sandbox::ForkJanitor(options);
     if (!janitor.ok()) {
       (void)WriteAll(result_fd, "no janitor: " + janitor.status().message());
       return 77;
@@ -102,6 +104,7 @@ class SupervisorTest : public testing::Test {
     const Plan plan;
     RunState state;
     state.incarnation = 1;
+    state.counters["supervisor.restarts"] = 3;  // of an earlier start
     JobEnd end;
     {
       Supervisor supervisor(job, plan, run, state, *janitor, roles, false);
@@ -141,6 +144,8 @@ TEST_F(SupervisorTest, ADeadRoleIsRestarted) {
   EXPECT_EQ(Starts("gateway"), 2);
   EXPECT_EQ(Starts("agents"), 2);
   EXPECT_EQ(*ReadFile(dir_ + "/starts.gateway"), "100000\n100001\n");
+  // It is a count of the run, which goes on where an earlier start of it ended.
+  EXPECT_EQ(RunFolder(dir_).ReadState()->counters["supervisor.restarts"], 3 + 2);
 }
 
 // A role that says why it failed ends the job with its words; starting it again would only repeat them.
