@@ -80,6 +80,7 @@ struct Evaluation {
 
   void Add(const AttemptSpec& spec, const AttemptResult& result) {
     ++report.outcomes[result.outcome];
+    report.rewards[static_cast<size_t>(spec.task_index)] = result.reward;
     if (result.reward) {
       ++report.tasks;
       report.pass_rate += *result.reward;
@@ -106,6 +107,8 @@ std::string ReportToJson(const EvaluationReport& report) {
   }
   json::object outcomes;
   for (const auto& [name, count] : report.outcomes) outcomes[name] = count;
+  json::array rewards;
+  for (const auto& reward : report.rewards) rewards.push_back(reward ? json::value(*reward) : json::value());
   return PrintJson(json::object{{"evaluation", report.evaluation},
                                 {"version", report.version},
                                 {"tasks", report.tasks},
@@ -113,6 +116,7 @@ std::string ReportToJson(const EvaluationReport& report) {
                                 {"pass_rate", report.pass_rate},
                                 {"families", families},
                                 {"outcomes", outcomes},
+                                {"rewards", rewards},
                                 {"tokens_sampled_eval", report.tokens_sampled},
                                 {"wall_s", report.wall_s}});
 }
@@ -136,6 +140,18 @@ Result<EvaluationReport> ReportFromJson(const std::string& line) {
     ASSIGN_OR_RETURN(score.tasks, family.IntOr("tasks", 0));
     ASSIGN_OR_RETURN(score.passed, family.DoubleOr("passed", 0));
     out.families[name] = score;
+  }
+  if (ref.Has("rewards")) {
+    ASSIGN_OR_RETURN(JsonRef all, ref.Field("rewards"));
+    ASSIGN_OR_RETURN(std::vector<JsonRef> rewards, all.Items());
+    for (const JsonRef& reward : rewards) {
+      if (reward.is_null()) {
+        out.rewards.push_back(std::nullopt);
+        continue;
+      }
+      ASSIGN_OR_RETURN(const double number, reward.Double());
+      out.rewards.push_back(number);
+    }
   }
   return out;
 }
@@ -346,6 +362,7 @@ struct Server::Impl {
     state->report.evaluation = evaluation;
     state->report.version = version;
     state->open = parts.eval->size();
+    state->report.rewards.resize(static_cast<size_t>(state->open));
     const double start_s = clock.NowS();
     metrics["eval_tasks"].Set(static_cast<double>(parts.eval->size()));
     metrics["eval_done"].Set(0);

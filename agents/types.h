@@ -68,6 +68,7 @@ struct EvaluationReport {
   double pass_rate = 0;         // mean reward over the judged
   std::map<std::string, FamilyScore> families;
   std::map<std::string, int64_t> outcomes;
+  std::vector<std::optional<double>> rewards;  // by task; nullopt: not judged. Only in the file, not on the wire
   int64_t tokens_sampled = 0;
   double wall_s = 0;
   std::vector<std::string> probe;  // serialised temper.v1.Trajectory of up to 8 rollouts, for the trainer's on-policy check

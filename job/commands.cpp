@@ -23,6 +23,7 @@
 #include "datapool/types.h"
 #include "engine/engine.h"
 #include "job/doctor.h"
+#include "job/eval_change.h"
 #include "job/initial_model.h"
 #include "job/references.h"
 #include "job/plan.h"
@@ -280,7 +281,9 @@ int Run(int argc, char** argv) {
   if (Status s = WriteFileAtomic(run.File("summary.json"), summary); !s.ok()) {
     return Complain("run", s.message(), 1);
   }
-  std::fprintf(end.exit_code == 0 ? stdout : stderr, "%s: %s\n%s", end.phase.c_str(), end.reason.c_str(), summary.c_str());
+  const auto change = ReadEvalChange(run.path(), job.seed);
+  const std::string gain = change ? PrintEvalChange(*change) + "\n" : "";
+  std::fprintf(end.exit_code == 0 ? stdout : stderr, "%s: %s\n%s%s", end.phase.c_str(), end.reason.c_str(), gain.c_str(), summary.c_str());
   return end.exit_code;
 }
 

@@ -9,6 +9,7 @@
 #include "common/json.h"
 #include "common/strings.h"
 #include "datapool/verify.h"
+#include "job/eval_change.h"
 #include "trainer/loop.h"
 
 namespace temper::job {
@@ -96,6 +97,13 @@ std::string MakeSummary(const Job& job, const Plan& plan, const std::string& run
   w.Key("wall_s").Double(end.wall_s);
   number("eval_start", evaluations.first);
   number("eval_end", evaluations.last);
+  w.Key("eval_change");
+  if (const auto change = ReadEvalChange(run_dir, job.seed)) {
+    w.BeginObject().Key("mean").Double(change->mean).Key("ci95").Doubles(std::vector<double>{change->low, change->high});
+    w.Key("tasks").Int(change->tasks).Key("unpaired").Int(change->unpaired).Key("resamples").Int(change->resamples).EndObject();
+  } else {
+    w.Null();
+  }
   w.Key("evaluations").Int(evaluations.count);
   w.Key("tokens_sampled").Int(static_cast<int64_t>(sampled)).Key("tokens_sampled_eval").Int(static_cast<int64_t>(sampled_eval));
   w.Key("tokens_trained").Int(totals.tokens_trained).Key("sft_tokens").Int(SftTokens(run_dir + "/sft.jsonl"));

@@ -128,6 +128,7 @@ TEST(EvaluationReport, SurvivesItsFile) {
   report.pass_rate = 2.0 / 3;
   report.families = {{"find", {2, 1}}, {"write", {1, 1}}};
   report.outcomes = {{"scored", 3}};
+  report.rewards = {1, std::nullopt, 0.5};
   report.tokens_sampled = 77;
   report.wall_s = 1.25;
   Result<EvaluationReport> back = ReportFromJson(ReportToJson(report));
@@ -135,6 +136,7 @@ TEST(EvaluationReport, SurvivesItsFile) {
   EXPECT_EQ(ReportToJson(*back).find("\"pass_rate\":0.66666666666666663"), ReportToJson(report).find("\"pass_rate\":0.66666666666666663"));
   EXPECT_EQ(back->families["find"].passed, 1);
   EXPECT_EQ(back->pass_rate, report.pass_rate);
+  EXPECT_EQ(back->rewards, report.rewards);
 }
 
 // What could go wrong: a line of eval.jsonl that was half written crashes the resume.
@@ -142,6 +144,7 @@ TEST(EvaluationReport, SurvivesMutations) {
   EvaluationReport report;
   report.tasks = 3;
   report.families = {{"find", {2, 1}}, {"write", {1, 1}}};
+  report.rewards = {1, std::nullopt, 1};
   Rng rng(7);
   int accepted = 0;
   for (int i = 0; i < 5000; ++i) {

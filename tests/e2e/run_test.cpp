@@ -27,13 +27,15 @@ TEST(Run, TheWholeLoop) {
   ASSERT_EQ(job.Wait(200), 0);
   const json::value summary = job.Summary();
   const JsonRef s(summary);
-  for (const char* key : {"steps", "wall_s", "eval_start", "eval_end", "tokens_sampled", "tokens_trained", "tree_tokens", "logical_tokens",
+  for (const char* key : {"steps", "wall_s", "eval_start", "eval_end", "eval_change", "tokens_sampled", "tokens_trained", "tree_tokens", "logical_tokens",
                           "on_policy_tokens", "on_policy_versions", "importance_ratio_max_dev_on_policy", "staleness_max", "staleness_bound",
                           "outcomes", "ledger_balanced", "weight_updates", "tokens_per_s", "numerics", "cpu_paths"}) {
     EXPECT_TRUE(s.Has(key)) << key;
     EXPECT_FALSE(s.Field(key)->is_null()) << key;
   }
   EXPECT_FALSE(summary.at("cpu_paths").as_array().empty());
+  EXPECT_NEAR(*s.Field("eval_change")->DoubleOr("mean", 99), *s.DoubleOr("eval_end", 0) - *s.DoubleOr("eval_start", 0), 1e-12);
+  EXPECT_EQ(*s.Field("eval_change")->IntOr("unpaired", -1), 0);
   EXPECT_EQ(*s.IntOr("steps", 0), 5);
   EXPECT_LE(*s.DoubleOr("wall_s", 1e9), 60) << "the fast tier runs it whole";
   EXPECT_EQ(*s.IntOr("weight_updates", 0), 5);
@@ -60,7 +62,7 @@ TEST(Run, TheWholeLoop) {
                            "lock", "checkpoints/5/checkpoint.json", "logs/trainer.log"}) {
     EXPECT_TRUE(Exists(job.folder() + "/" + file)) << file;
   }
-  for (const char* line : {"never above 2 updates", "\nstep 1/5 reward ", "\nstep 5/5 reward ", "\ndone: all 5 steps are done\n"}) {
+  for (const char* line : {"never above 2 updates", "\nstep 1/5 reward ", "\nstep 5/5 reward ", "\ndone: all 5 steps are done\nheld-out "}) {
     EXPECT_NE(job.Output().find(line), std::string::npos) << line << job.Output();
   }
 

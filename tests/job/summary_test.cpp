@@ -77,7 +77,8 @@ class SummaryTest : public testing::Test {
     Write("evaluations.jsonl",
           R"({"evaluation":0,"version":0,"on_policy_tokens":20,"importance_ratio_max_dev_on_policy":0})" "\n"
           R"({"evaluation":1,"version":1,"on_policy_tokens":30,"importance_ratio_max_dev_on_policy":0.125})" "\n");
-    Write("eval.jsonl", "{\"pass_rate\":0.25}\n{\"pass_rate\":0.5}\n{\"pass_rate\":0.75}\n");
+    Write("eval.jsonl", "{\"pass_rate\":0.25,\"rewards\":[0,0.5,null]}\n{\"pass_rate\":0.5}\n"
+                        "{\"pass_rate\":0.75,\"rewards\":[0.5,1,0.75]}\n");
     Write("sft.jsonl", "{\"step\":1,\"tokens\":50}\n{\"step\":2,\"tokens\":90}\n{\"torn");
   }
   std::string Summary() { return MakeSummary(job_, plan_, run_, end_); }
@@ -94,7 +95,8 @@ TEST_F(SummaryTest, EveryFieldSaysWhatTheFolderHolds) {
   WriteTraining();
   EXPECT_EQ(PrintJson(ParseJson(Summary()).value()),
             PrintJson(ParseJson(R"({"name":"small","end":"stopped","exit_code":130,"reason":"stopped by a signal","steps":1,"wall_s":12.5,)"
-                                R"("eval_start":0.25,"eval_end":0.75,"evaluations":3,"tokens_sampled":600,"tokens_sampled_eval":200,)"
+                                R"("eval_start":0.25,"eval_end":0.75,"eval_change":{"mean":0.5,"ci95":[0.5,0.5],"tasks":2,"unpaired":1,)"
+                                R"("resamples":10000},"evaluations":3,"tokens_sampled":600,"tokens_sampled_eval":200,)"
                                 R"("tokens_trained":100,"sft_tokens":90,"tree_tokens":300,"logical_tokens":400,"on_policy_tokens":150,)"
                                 R"("on_policy_versions":[1],"importance_ratio_max_dev_on_policy":0.125,"staleness_max":0,"staleness_bound":1,)"
                                 R"("outcomes":{"scored":1,"policy_failure":0,"truncated":1,"infra_failure":0,"aborted":2},)"
@@ -109,7 +111,7 @@ TEST_F(SummaryTest, AnEmptyFolderClaimsNothing) {
   end_.sampling_s = 0;
   plan_.bound.reset();
   const json::value s = ParseJson(Summary()).value();
-  for (const char* key : {"eval_start", "eval_end", "importance_ratio_max_dev_on_policy", "staleness_bound"}) {
+  for (const char* key : {"eval_start", "eval_end", "eval_change", "importance_ratio_max_dev_on_policy", "staleness_bound"}) {
     EXPECT_TRUE(s.at(key).is_null()) << key;
   }
   EXPECT_EQ(s.at("steps").as_int64(), 0);
