@@ -22,11 +22,13 @@
 #include "common/strings.h"
 #include "datapool/types.h"
 #include "engine/engine.h"
+#include "job/curves.h"
 #include "job/doctor.h"
 #include "job/eval_change.h"
 #include "job/initial_model.h"
 #include "job/references.h"
 #include "job/plan.h"
+#include "job/plot.h"
 #include "job/resume.h"
 #include "job/roles.h"
 #include "job/run_folder.h"
@@ -353,6 +355,57 @@ int Doctor(int argc, char** argv) {
   return MissingFields(groups).empty() ? 0 : 1;
 }
 
+constexpr char kPlotUsage[] =
+    "usage: temper plot RUN... [--out FILE.svg] [--window 10]\n"
+    "Curves of runs as one SVG picture, on standard output or in FILE.svg: mean reward by step and by seconds, with a moving mean\n"
+    "over `--window` steps and the evaluations; of one run alone also staleness and tokens per second.\n"
+    "A RUN may be called NAME=RUN, and may be a file of lines {\"step\":n,\"reward_mean\":x,\"wall_s\":t} instead of a folder:\n"
+    "NAME=FILE.jsonl, to draw another system's curve beside ours.\n"
+    "Exit code 0 drawn, 1 FILE.svg cannot be written, 2 bad input.\n";
+
+int Plot(int argc, char** argv) {
+  PlotOptions options;
+  std::string out;
+  std::vector<Curve> curves;
+  std::vector<std::string> runs;
+  for (int i = 1; i < argc; ++i) {
+    std::string word = argv[i];
+    if (word == "--help" || word == "-h") {
+      std::fputs(kPlotUsage, stdout);
+      return 0;
+    }
+    if (word.rfind("--", 0) != 0) {
+      runs.push_back(std::move(word));
+      continue;
+    }
+    std::optional<std::string> value;
+    if (const size_t equals = word.find('='); equals != std::string::npos) {
+      value = word.substr(equals + 1);
+      word.resize(equals);
+    }
+    if (word != "--out" && word != "--window") return Complain("plot", "unknown option " + word + "; see --help", 2);
+    if (!value && i + 1 < argc) value = argv[++i];
+    if (!value || value->empty()) return Complain("plot", word + " needs a value", 2);
+    int64_t window = 0;
+    if (word == "--out") out = *value;
+    else if (ParseInt(*value, &window) && window >= 1 && window <= 1000000) options.window = static_cast<int>(window);
+    else return Complain("plot", "--window " + *value + ": a number of steps, from 1", 2);
+  }
+  if (runs.empty()) return Complain("plot", std::string("no run\n") + kPlotUsage, 2);
+  for (const std::string& run : runs) {
+    auto curve = ReadCurve(run);
+    if (!curve.ok()) return Complain("plot", curve.status().message(), 2);
+    curves.push_back(std::move(*curve));
+  }
+  const std::string svg = PlotSvg(curves, options);
+  if (out.empty()) {
+    std::fputs(svg.c_str(), stdout);
+    return 0;
+  }
+  if (Status s = WriteFileAtomic(out, svg); !s.ok()) return Complain("plot", s.message(), 1);
+  return 0;
+}
+
 volatile sig_atomic_t top_interrupted = 0;
 
 // The panel of a run that somebody else supervises, until the run ends or Ctrl-C.
@@ -404,6 +457,7 @@ const std::vector<Command>& Commands() {
       {"", "run", "train as a job file says", &Run},
       {"", "serve", "one role of a run", &ServeCommand},
       {"", "top", "the live view of a running job", &Top},
+      {"", "plot", "curves of runs as a picture", &Plot},
       {"", "doctor", "check what a job needs of this machine", &Doctor},
   };
   return kCommands;

@@ -57,13 +57,39 @@ TEST_F(Doors, ReadmeCommandsExist) {
     if (words[0] == "test") continue;
     std::string output;
     std::vector<std::string> call = {words[0]};
-    if (words[0] != "run" && words[0] != "top") call.push_back(words.at(1));
+    if (words[0] != "run" && words[0] != "top" && words[0] != "plot") call.push_back(words.at(1));
     call.push_back("--help");
     EXPECT_EQ(JobProcess::Door(call, &output), 0) << line << ": " << output;
     EXPECT_NE(output.find("usage: temper " + words[0]), std::string::npos) << line << ": " << output;
     ++seen;
   }
   EXPECT_GE(seen, 7);
+}
+
+// The picture could be missing, not be the one on standard output, or bad input be drawn as if it were nothing.
+TEST_F(Doors, PlotDrawsFilesAndRefusesBadOnes) {
+  const std::string lines = In(R"({"step":1,"reward_mean":0.25,"wall_s":10})" "\n" R"({"step":2,"reward_mean":0.5,"wall_s":20})" "\n");
+  const std::string out = folder_ + "/curve.svg";
+  std::string printed, output;
+  EXPECT_EQ(JobProcess::Door({"plot", "theirs=" + lines, "--window", "2", "--out", out}, &output), 0) << output;
+  EXPECT_EQ(output, "");
+  EXPECT_EQ(JobProcess::Door({"plot", "theirs=" + lines, "--window=2"}, &printed), 0) << printed;
+  EXPECT_EQ(ReadFile(out).value(), printed);
+  EXPECT_NE(printed.find("theirs"), std::string::npos);
+  EXPECT_NE(printed.find("class=\"mean\""), std::string::npos);
+  const std::string bad = In(R"({"step":1,"reward":0.25,"s":10})" "\n");
+  for (const auto& [arguments, message] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"plot", "theirs=" + bad}, bad + " line 1: no number \"reward_mean\""},
+           {{"plot", folder_ + "/none"}, "no such run or file"},
+           {{"plot", folder_}, "no run here"},
+           {{"plot", "=" + lines}, "no name"},
+           {{"plot", lines, "--window", "0"}, "from 1"},
+           {{"plot", lines, "--wide"}, "unknown option --wide"},
+           {{"plot"}, "usage: temper plot"}}) {
+    EXPECT_EQ(JobProcess::Door(arguments, &output), 2) << message;
+    EXPECT_NE(output.find(message), std::string::npos) << output;
+  }
+  EXPECT_EQ(JobProcess::Door({"plot", lines, "--out", folder_ + "/no/such/folder.svg"}, &output), 1) << output;
 }
 
 // A text could not come back from its ids, or a rendered prompt be encoded in another way than its tokens say.
