@@ -207,6 +207,7 @@ AttemptResult AttemptRunner::RunInSandbox(const AttemptSpec& spec, const gateway
         the_case.files = std::move(*files);
         (void)Faults::Get().Hit("agents.verify");
         const verifiers::Verdict verdict = verifier_.Verify(the_case);
+        result.trajectory->set_evidence(verdict.evidence_json);
         if (verdict.outcome == verifiers::VerdictOutcome::kScored) {
           result.reward = verdict.reward;
           for (const auto& [name, value] : verdict.components) (*result.trajectory->mutable_components())[name] = value;

@@ -35,7 +35,8 @@ constexpr char kTryUsage[] =
 constexpr char kShowUsage[] =
     "usage: temper trajectory show RUN ID [--json] [--tokens]\n"
     "The token tree of an attempt: ID is GROUP.ROLLOUT[.ATTEMPT], without ATTEMPT the last. Context is plain, what the policy\n"
-    "drew is green, each run with version, temperature and mean logprob.\n"
+    "drew is green, each run with version, temperature and its logprob, whole and a token; last the verdict's evidence. Text\n"
+    "stands four columns in, so that all of it can be pasted between fences of Markdown.\n"
     "  --json     one JSON object (docs/doors.md)\n"
     "  --tokens   each drawn token with its logprob\n";
 

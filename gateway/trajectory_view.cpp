@@ -53,6 +53,11 @@ class TreePrinter {
                         t_.family().empty() ? "" : " [" + t_.family() + "]", t_.calls_size(), sampled, context, t_.wall_s());
     for (const auto& flag : t_.flags()) out_ += Paint(kYellow, "  " + flag) + "\n";
     for (int root : children_[-1]) Walk(root, "");
+    out_ += fmt::format("ended {}", t_.outcome().empty() ? "open" : t_.outcome());
+    if (!t_.reason().empty()) out_ += "(" + t_.reason() + ")";
+    if (t_.outcome() == "scored" || t_.reward() != 0) out_ += fmt::format("  reward {:.9g}", t_.reward());
+    if (!t_.evidence().empty() && t_.evidence() != "{}") out_ += "  evidence " + Shown(t_.evidence());
+    out_ += "\n";
     return std::move(out_);
   }
 
@@ -71,14 +76,36 @@ class TreePrinter {
     for (int child : children_[id]) Walk(child, indent + "    ");
   }
 
+  // Who speaks. What stands behind the policy's own words was said by tools, or by whoever asked again.
+  const char* Speaker(const v1::TokenRun& run) const {
+    if (run.provenance() == v1::SAMPLED) return "sampled: the policy";
+    for (int id = run.parent(); id >= 0; id = t_.runs(id).parent()) {
+      if (t_.runs(id).provenance() == v1::SAMPLED) return "context: tool output or next message";
+    }
+    return "context: prompt";
+  }
+
+  // How the call of a sampled run ended; empty where the run is not its last.
+  std::string Finish(const v1::TokenRun& run) const {
+    for (int child : children_.count(run.id()) ? children_.at(run.id()) : std::vector<int>()) {
+      const auto& next = t_.runs(child);
+      if (next.provenance() == v1::SAMPLED && next.call() == run.call() && next.choice() == run.choice()) return "";
+    }
+    for (const auto& call : t_.calls()) {
+      if (call.call() == run.call()) return call.finish();
+    }
+    return "";
+  }
+
   void One(const v1::TokenRun& run, const std::string& indent) {
     const bool sampled = run.provenance() == v1::SAMPLED;
-    std::string facts = fmt::format("#{} {}  call {}  {} tokens", run.id(), sampled ? "sampled" : "context", run.call(), run.ids_size());
+    std::string facts = fmt::format("#{} {}  call {}  {} tokens", run.id(), Speaker(run), run.call(), run.ids_size());
     if (sampled) {
       double sum = 0;
       for (float lp : run.logprobs()) sum += lp;
-      facts += fmt::format("  choice {}  version {}  T {}  logprob {:.4f} a token", run.choice(), run.version().step(),
-                           FormatFloat(run.temperature()), run.ids_size() ? sum / run.ids_size() : 0);
+      facts += fmt::format("  choice {}  version {}  T {}  logprob {:.4f}, {:.4f} a token", run.choice(), run.version().step(),
+                           FormatFloat(run.temperature()), sum, run.ids_size() ? sum / run.ids_size() : 0);
+      if (const std::string finish = Finish(run); !finish.empty()) facts += "  finish " + finish;
       if (run.mixed()) facts += "  mixed";
       if (!run.trainable()) facts += "  not trained";
     }
@@ -87,25 +114,32 @@ class TreePrinter {
     const std::vector<int32_t> ids(run.ids().begin(), run.ids().end());
     if (sampled && options_.tokens) {
       for (size_t i = 0; i < ids.size(); ++i) {
-        out_ += indent + fmt::format("  {:9.4f}  ", run.logprobs(static_cast<int>(i))) + Paint(colour, Text({ids[i]})) + "\n";
+        out_ += indent + fmt::format("    {:9.4f}  ", run.logprobs(static_cast<int>(i))) + Paint(colour, Text({ids[i]})) + "\n";
       }
       return;
     }
+    // Four columns in, where no fence of Markdown can be closed by what somebody said.
     std::string text = Text(ids);
     size_t at = 0;
-    while (at <= text.size()) {
+    while (at < text.size()) {
       const size_t end = std::min(text.find('\n', at), text.size());
-      out_ += indent + "  " + (*colour ? Paint(colour, text.substr(at, end - at)) : text.substr(at, end - at)) + "\n";
+      const std::string line = text.substr(at, end - at);
+      if (!line.empty()) out_ += indent + "    " + (*colour ? Paint(colour, line) : line);
+      out_ += "\n";
       at = end + 1;
     }
   }
 
-  // Control characters other than line ends are shown, so that tool output cannot drive the terminal.
   std::string Text(const std::vector<int32_t>& ids) const {
     if (!options_.decode) return fmt::format("{}", fmt::join(ids, " "));
+    return Shown(options_.decode(ids), ids.size() > 1);
+  }
+
+  // Control characters other than line ends are shown, so that tool output cannot drive the terminal.
+  static std::string Shown(const std::string& raw, bool keep_line_ends = false) {
     std::string text;
-    for (unsigned char c : options_.decode(ids)) {
-      if (c == '\n' && ids.size() > 1) {
+    for (unsigned char c : raw) {
+      if (c == '\n' && keep_line_ends) {
         text += '\n';
       } else if (c < 0x20 || c == 0x7f) {
         text += fmt::format("\\x{:02x}", c);
@@ -132,7 +166,10 @@ Result<std::string> TrajectoryJson(const std::string& serialised) {
   for (const auto& [name, value] : std::map<std::string, double>(t.components().begin(), t.components().end())) {
     w.Key(name).Double(value);
   }
-  w.EndObject().Key("flags").BeginArray();
+  w.EndObject().Key("evidence");
+  const auto evidence = ParseJson(t.evidence());
+  evidence.ok() ? w.Value(*evidence) : w.Null();
+  w.Key("flags").BeginArray();
   for (const auto& flag : t.flags()) w.String(flag);
   w.EndArray().Key("nodes").BeginArray();
   for (const auto& run : t.runs()) {

@@ -75,7 +75,7 @@ struct RecordingVerifier final : verifiers::Verifier {
     return verdict;
   }
   Journal* journal = nullptr;
-  verifiers::Verdict verdict{.outcome = VerdictOutcome::kScored, .reward = 0.75, .components = {{"part", 0.5}}};
+  verifiers::Verdict verdict{.outcome = VerdictOutcome::kScored, .reward = 0.75, .components = {{"part", 0.5}}, .evidence_json = R"({"found":1})"};
   std::optional<verifiers::Case> seen;
 };
 
@@ -142,6 +142,7 @@ TEST(AttemptRunner, SealsThenExportsThenJudges) {
   EXPECT_EQ(result.reward, 0.75);
   ASSERT_TRUE(result.trajectory);
   EXPECT_EQ(result.trajectory->components().at("part"), 0.5);
+  EXPECT_EQ(result.trajectory->evidence(), R"({"found":1})");
   ASSERT_TRUE(world.verifier.seen);
   ASSERT_EQ(world.verifier.seen->files.size(), 1u);
   EXPECT_EQ(world.verifier.seen->files[0].bytes, "behind");

@@ -16,6 +16,7 @@ v1::Trajectory Example() {
   t.set_outcome("scored");
   t.set_reward(0.1);
   (*t.mutable_components())["files"] = 1;
+  t.set_evidence(R"({"why":"half"})");
   t.add_flags("ill_formed");
   auto* prompt = t.add_runs();
   prompt->set_id(0);
@@ -39,7 +40,7 @@ v1::Trajectory Example() {
 // The JSON is a stable format that users parse.
 TEST(TrajectoryView, Json) {
   EXPECT_EQ(*TrajectoryJson(Example().SerializeAsString()),
-            R"({"session":"3.1.2","task":"t9","outcome":"scored","reason":"","reward":0.1,"components":{"files":1},"flags":["ill_formed"],"nodes":[)"
+            R"({"session":"3.1.2","task":"t9","outcome":"scored","reason":"","reward":0.1,"components":{"files":1},"evidence":{"why":"half"},"flags":["ill_formed"],"nodes":[)"
             R"({"id":0,"parent":-1,"provenance":"context","ids":[72,105,10,27],"logprobs":[],"version":null,"mixed":false,"temperature":null,"call":0,"choice":0,"trainable":false},)"
             R"({"id":1,"parent":0,"provenance":"sampled","ids":[65],"logprobs":[-0.1],"version":4,"mixed":false,"temperature":0.7,"call":0,"choice":0,"trainable":true},)"
             R"({"id":2,"parent":0,"provenance":"sampled","ids":[66],"logprobs":[-0.1],"version":4,"mixed":false,"temperature":0.7,"call":0,"choice":1,"trainable":false}]})");
@@ -54,11 +55,61 @@ TEST(TrajectoryView, TextShowsControlCharacters) {
             "3.1.2  scored  reward 0.1  files=1\n"
             "task t9  0 calls  2 tokens sampled  4 context  0.00 s\n"
             "  ill_formed\n"
-            "#0 context  call 0  4 tokens\n  Hi\n  \\x1b\n"
-            "    #1 sampled  call 0  1 tokens  choice 0  version 4  T 0.7  logprob -0.1000 a token\n      A\n"
-            "    #2 sampled  call 0  1 tokens  choice 1  version 4  T 0.7  logprob -0.1000 a token  not trained\n      B\n");
+            "#0 context: prompt  call 0  4 tokens\n    Hi\n    \\x1b\n"
+            "    #1 sampled: the policy  call 0  1 tokens  choice 0  version 4  T 0.7  logprob -0.1000, -0.1000 a token\n        A\n"
+            "    #2 sampled: the policy  call 0  1 tokens  choice 1  version 4  T 0.7  logprob -0.1000, -0.1000 a token  not trained\n        B\n"
+            "ended scored  reward 0.1  evidence {\"why\":\"half\"}\n");
   options.colour = options.tokens = true;
   EXPECT_NE(TrajectoryText(Example().SerializeAsString(), options)->find("\x1b[32mA\x1b[0m"), std::string::npos);
+}
+
+// A reader could not tell the policy's words from a tool's, nor how a call and the attempt ended; and what somebody said could close
+// the fence of the Markdown file it is pasted into.
+TEST(TrajectoryView, AnAttemptFromFirstToLastToken) {
+  v1::Trajectory t;
+  t.set_session("7.0.1");
+  t.set_task_id("t7");
+  t.set_family("find");
+  t.set_outcome("truncated");
+  t.set_reason("turns");
+  t.set_reward(0.5);
+  t.set_evidence("{\"found\":\"a\\u0007\",\"raw\":\"\x1b\"}");
+  auto add = [&](int call, const std::string& text, double step, float logprob) {
+    auto* run = t.add_runs();
+    run->set_id(t.runs_size() - 1);
+    run->set_parent(t.runs_size() - 2);
+    run->set_call(call);
+    for (const char c : text) run->add_ids(static_cast<unsigned char>(c));
+    if (logprob == 0) return;
+    run->set_provenance(v1::SAMPLED);
+    for (size_t i = 0; i < text.size(); ++i) run->add_logprobs(logprob);
+    run->mutable_version()->set_step(static_cast<int64_t>(step));
+    run->set_temperature(1);
+    run->set_trainable(true);
+  };
+  add(0, "user: find it\n", 0, 0);
+  add(0, "ls", 4, -0.5f);  // the weights change in the middle of the call
+  add(0, "\n\n-l", 5, -1);
+  add(1, "tool: a b\n```\n", 0, 0);
+  add(1, "a", 5, -0.25f);
+  for (const char* finish : {"stop", "length"}) {
+    auto* call = t.add_calls();
+    call->set_call(t.calls_size() - 1);
+    call->set_finish(finish);
+  }
+  TrajectoryViewOptions options;
+  options.decode = [](const std::vector<int32_t>& ids) { return std::string(ids.begin(), ids.end()); };
+  const std::string shown = *TrajectoryText(t.SerializeAsString(), options);
+  EXPECT_EQ(shown,
+            "7.0.1  truncated(turns)  reward 0.5\n"
+            "task t7 [find]  2 calls  7 tokens sampled  28 context  0.00 s\n"
+            "#0 context: prompt  call 0  14 tokens\n    user: find it\n"
+            "#1 sampled: the policy  call 0  2 tokens  choice 0  version 4  T 1  logprob -1.0000, -0.5000 a token\n    ls\n"
+            "#2 sampled: the policy  call 0  4 tokens  choice 0  version 5  T 1  logprob -4.0000, -1.0000 a token  finish stop\n\n\n    -l\n"
+            "#3 context: tool output or next message  call 1  14 tokens\n    tool: a b\n    ```\n"
+            "#4 sampled: the policy  call 1  1 tokens  choice 0  version 5  T 1  logprob -0.2500, -0.2500 a token  finish length\n    a\n"
+            "ended truncated(turns)  reward 0.5  evidence {\"found\":\"a\\u0007\",\"raw\":\"\\x1b\"}\n");
+  EXPECT_EQ(shown.find("\n```"), std::string::npos);
 }
 
 // A damaged record must be an error, not an endless walk.
