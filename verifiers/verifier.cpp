@@ -160,7 +160,10 @@ class FirstIntegerVerifier final : public Verifier {
     while (digit(end)) ++end;
     if (begin > 0 && end > begin && text[begin - 1] == '-') --begin;
     int64_t said = 0;
-    return Scored(end > begin && ParseInt(text.substr(begin, end - begin), &said) && said == *number);
+    const bool is_number = end > begin && ParseInt(text.substr(begin, end - begin), &said);
+    Verdict verdict = Scored(is_number && said == *number);
+    verdict.evidence_json = PrintJson(json::object{{"answer", *number}, {"said", is_number ? json::value(said) : json::value()}});
+    return verdict;
   }
 };
 

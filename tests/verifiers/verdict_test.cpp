@@ -185,6 +185,11 @@ TEST(Builtin, FirstInteger) {
     EXPECT_EQ((*v)->Verify(c).reward, 0) << wrong;
     EXPECT_EQ((*v)->Verify(c).outcome, VerdictOutcome::kScored) << wrong;
   }
+  // A reader of the attempt sees what was compared.
+  c.final_text = "117 or 17";
+  EXPECT_EQ((*v)->Verify(c).evidence_json, R"({"answer":17,"said":117})");
+  c.final_text = "seventeen";
+  EXPECT_EQ((*v)->Verify(c).evidence_json, R"({"answer":17,"said":null})");
   c.task_json = R"({"hidden":{"answer":-3}})";
   c.final_text = "it is -3";
   EXPECT_EQ((*v)->Verify(c).reward, 1);
