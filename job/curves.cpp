@@ -49,7 +49,8 @@ Status ReadPoints(const std::string& path, Curve* curve) {
   double before_s = 0, offset_s = 0;
   for (const Line& line : lines) {
     CurvePoint point;
-    const auto step = NumberOf(line.value, "step"), wall_s = NumberOf(line.value, "wall_s"), reward = NumberOf(line.value, "reward_mean");
+    const auto step = NumberOf(line.value, "step"), wall_s = NumberOf(line.value, "wall_s"),
+               reward = NumberOf(line.value, "reward_mean");
     // A step of which nothing got a reward has none to draw.
     if (curve->run && step && wall_s && !reward) continue;
     for (const auto& [key, number] : {std::pair{"step", step}, {"reward_mean", reward}, {"wall_s", wall_s}}) {
@@ -75,7 +76,8 @@ Status ReadPoints(const std::string& path, Curve* curve) {
       point.staleness = NumberOf(line.value, "staleness_max");
       if (logical && train_s > 0) point.train_tokens_per_s = *logical / train_s;
       // The first step after a start waited for more than its tokens: for processes, weights, the first evaluation.
-      if (sampled && !resumed && !curve->points.empty() && *wall_s > before_s) point.sample_tokens_per_s = *sampled / (*wall_s - before_s);
+      if (sampled && !resumed && !curve->points.empty() && *wall_s > before_s)
+        point.sample_tokens_per_s = *sampled / (*wall_s - before_s);
     }
     before_s = *wall_s;
     curve->points.push_back(point);

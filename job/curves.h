@@ -33,8 +33,9 @@ struct Curve {
   std::optional<double> staleness_bound;
 };
 
-// `argument`: a run folder, FILE.jsonl, or NAME=ONE-OF-THESE to call it so. Lines of a file: {"step":n,"reward_mean":x,"wall_s":t}, steps
-// and seconds rising, other fields unread. Failures name file, line and field. A run without a step yet is a curve without points.
+// `argument`: a run folder, FILE.jsonl, or NAME=ONE-OF-THESE to call it so. Lines of a file:
+// {"step":n,"reward_mean":x,"wall_s":t}, steps and seconds rising, other fields unread. Failures name file, line and field. A run
+// without a step yet is a curve without points.
 Result<Curve> ReadCurve(const std::string& argument);
 
 }  // namespace temper::job

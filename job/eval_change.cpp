@@ -35,8 +35,8 @@ std::optional<std::vector<std::optional<double>>> Rewards(const std::string& lin
 
 }  // namespace
 
-std::optional<EvalChange> PairedChange(const std::vector<std::optional<double>>& first, const std::vector<std::optional<double>>& last,
-                                       Rng rng, int64_t resamples) {
+std::optional<EvalChange> PairedChange(const std::vector<std::optional<double>>& first,
+                                       const std::vector<std::optional<double>>& last, Rng rng, int64_t resamples) {
   if (first.size() != last.size()) return std::nullopt;
   EvalChange change;
   std::vector<double> differences;
@@ -85,7 +85,8 @@ std::optional<EvalChange> ReadEvalChange(const std::string& run_dir, uint64_t se
 
 std::string PrintEvalChange(const EvalChange& change) {
   return fmt::format("held-out {:.3f} → {:.3f}, {:+.3f} [{:.3f}, {:.3f}] over {} tasks{}", change.first, change.last, change.mean,
-                     change.low, change.high, change.tasks, change.unpaired ? fmt::format(" ({} unpaired)", change.unpaired) : "");
+                     change.low, change.high, change.tasks,
+                     change.unpaired ? fmt::format(" ({} unpaired)", change.unpaired) : "");
 }
 
 }  // namespace temper::job

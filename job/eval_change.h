@@ -24,8 +24,8 @@ inline constexpr int64_t kResamples = 10000;
 
 // The paired percentile bootstrap: tasks are drawn with replacement, each with both of its rewards. Element i of both lists is
 // task i; nullopt: our own parts failed it. Nullopt when the lists are not of the same tasks (other lengths) or no pair is left.
-std::optional<EvalChange> PairedChange(const std::vector<std::optional<double>>& first, const std::vector<std::optional<double>>& last,
-                                       Rng rng, int64_t resamples = kResamples);
+std::optional<EvalChange> PairedChange(const std::vector<std::optional<double>>& first,
+                                       const std::vector<std::optional<double>>& last, Rng rng, int64_t resamples = kResamples);
 
 // Of the first and the last line of RUN/eval.jsonl; nullopt where there are not two evaluations that say their rewards by task.
 std::optional<EvalChange> ReadEvalChange(const std::string& run_dir, uint64_t seed);

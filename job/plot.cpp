@@ -102,7 +102,10 @@ Axis LogAxis(const std::string& title, double low, double high) {
   for (double power = axis.low; power <= axis.high * 1.001; power *= 10) {
     for (const int times : {1, 2, 5}) {
       if (power * times > axis.high * 1.001 || (times > 1 && decades > 2.5)) continue;
-      axis.ticks.push_back({power * times, fmt::format("{:g}", power * times)});
+      const double value = power * times;
+      axis.ticks.push_back({value, value >= 1e6   ? fmt::format("{:g}M", value / 1e6)
+                                   : value >= 1e3 ? fmt::format("{:g}k", value / 1e3)
+                                                  : fmt::format("{:g}", value)});
     }
   }
   return axis;
@@ -120,20 +123,28 @@ class Panel {
  public:
   Panel(std::string* out, const char* id, const std::string& title, Box frame, Axis x, Axis y)
       : out_(*out), frame_(frame), x_(std::move(x)), y_(std::move(y)) {
-    out_ += fmt::format("<g class=\"panel\" id=\"{}\">\n<text x=\"{:.1f}\" y=\"{:.1f}\" class=\"title\">{}</text>\n", id, frame.x, frame.y - 9, title);
+    out_ += fmt::format("<g class=\"panel\" id=\"{}\">\n<text x=\"{:.1f}\" y=\"{:.1f}\" class=\"title\">{}</text>\n",
+                        id, frame.x, frame.y - 9, title);
     for (const Tick& tick : x_.ticks) {
-      out_ += fmt::format("<line class=\"grid\" x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{0:.1f}\" y2=\"{2:.1f}\"/>", X(tick.at), frame.y, frame.y + frame.h);
-      out_ += fmt::format("<text class=\"tick\" text-anchor=\"middle\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", X(tick.at), frame.y + frame.h + 15, tick.label);
+      out_ += fmt::format("<line class=\"grid\" x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{0:.1f}\" y2=\"{2:.1f}\"/>",
+                          X(tick.at), frame.y, frame.y + frame.h);
+      out_ += fmt::format("<text class=\"tick\" text-anchor=\"middle\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n",
+                          X(tick.at), frame.y + frame.h + 15, tick.label);
     }
     for (const Tick& tick : y_.ticks) {
-      out_ += fmt::format("<line class=\"grid\" x1=\"{1:.1f}\" y1=\"{0:.1f}\" x2=\"{2:.1f}\" y2=\"{0:.1f}\"/>", Y(tick.at), frame.x, frame.x + frame.w);
-      out_ += fmt::format("<text class=\"tick\" text-anchor=\"end\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", frame.x - 6, Y(tick.at) + 4, tick.label);
+      out_ += fmt::format("<line class=\"grid\" x1=\"{1:.1f}\" y1=\"{0:.1f}\" x2=\"{2:.1f}\" y2=\"{0:.1f}\"/>",
+                          Y(tick.at), frame.x, frame.x + frame.w);
+      out_ += fmt::format("<text class=\"tick\" text-anchor=\"end\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n",
+                          frame.x - 6, Y(tick.at) + 4, tick.label);
     }
-    out_ += fmt::format("<rect class=\"frame\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\"/>\n", frame.x, frame.y, frame.w, frame.h);
-    out_ += fmt::format("<text class=\"axis\" text-anchor=\"middle\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", frame.x + frame.w / 2,
+    out_ += fmt::format("<rect class=\"frame\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\"/>\n",
+                        frame.x, frame.y, frame.w, frame.h);
+    out_ += fmt::format("<text class=\"axis\" text-anchor=\"middle\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n",
+                        frame.x + frame.w / 2,
                         frame.y + frame.h + 32, x_.title);
-    out_ += fmt::format("<text class=\"axis\" text-anchor=\"middle\" transform=\"translate({:.1f} {:.1f}) rotate(-90)\">{}</text>\n",
-                        frame.x - 44, frame.y + frame.h / 2, y_.title);
+    out_ +=
+        fmt::format("<text class=\"axis\" text-anchor=\"middle\" transform=\"translate({:.1f} {:.1f}) rotate(-90)\">{}</text>\n",
+                    frame.x - 44, frame.y + frame.h / 2, y_.title);
   }
   ~Panel() { out_ += "</g>\n"; }
   Panel(const Panel&) = delete;
@@ -143,18 +154,27 @@ class Panel {
   double Y(double value) const { return frame_.y + frame_.h * (1 - y_.Share(value)); }
 
   void Dot(double x, double y, const char* colour) {
-    out_ += fmt::format("<circle class=\"step\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"2.4\" fill=\"{}\" fill-opacity=\"0.35\"/>\n", X(x), Y(y), colour);
+    out_ += fmt::format("<circle class=\"step\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"2.4\" fill=\"{}\" fill-opacity=\"0.35\"/>\n",
+                        X(x), Y(y), colour);
   }
-  void Line(const char* kind, const std::vector<std::pair<double, double>>& points, const char* colour, const char* dashes, double width) {
+  // Through the points; a single one is a dot.
+  void Line(const char* kind, const std::vector<std::pair<double, double>>& points, const char* colour, const char* dashes,
+            double width) {
     if (points.empty()) return;
-    out_ += fmt::format("<polyline class=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"{}\" stroke-linejoin=\"round\"{} points=\"", kind, colour,
+    out_ += fmt::format("<polyline class=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"{}\" stroke-linejoin=\"round\" "
+                        "stroke-linecap=\"round\"{} points=\"", kind, colour,
                         width, dashes);
-    for (size_t i = 0; i < points.size(); ++i) out_ += fmt::format("{}{:.1f},{:.1f}", i ? " " : "", X(points[i].first), Y(points[i].second));
+    if (points.size() == 1) out_ += fmt::format("{:.1f},{:.1f} ",
+                                                X(points[0].first), Y(points[0].second));  // to nowhere: a round dot
+    for (size_t i = 0; i < points.size(); ++i) out_ += fmt::format("{}{:.1f},{:.1f}", i ? " " : "",
+                                                                   X(points[i].first), Y(points[i].second));
     out_ += "\"/>\n";
   }
   void Diamond(double x, double y, const char* colour) {
-    out_ += fmt::format("<path class=\"evaluation\" d=\"M{:.1f} {:.1f} l5.5 5.5 l-5.5 5.5 l-5.5 -5.5 z\" fill=\"{}\" stroke=\"#ffffff\" stroke-width=\"1.2\"/>\n",
-                        X(x), Y(y) - 5.5, colour);
+    out_ += fmt::format(
+        "<path class=\"evaluation\" d=\"M{:.1f} {:.1f} l5.5 5.5 l-5.5 5.5 l-5.5 -5.5 z\" fill=\"{}\" stroke=\"#ffffff\" "
+        "stroke-width=\"1.2\"/>\n",
+        X(x), Y(y) - 5.5, colour);
     taken_.push_back({X(x) - 5, Y(y) - 5, 10, 10});
   }
   // Beside (x, y), where it covers no diamond and no other label as long as there is such a place.
@@ -177,15 +197,18 @@ class Panel {
     }
     if (best.w == 0) best = {X(x) - w / 2, Y(y) - 8 - h, w, h};
     taken_.push_back(best);
-    out_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"#ffffff\" fill-opacity=\"0.85\"/>", best.x, best.y, best.w, best.h);
-    out_ += fmt::format("<text class=\"value\" text-anchor=\"middle\" style=\"fill:{}\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", colour, best.x + best.w / 2,
+    out_ += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"#ffffff\" "
+                        "fill-opacity=\"0.85\"/>", best.x, best.y, best.w, best.h);
+    out_ += fmt::format("<text class=\"value\" text-anchor=\"middle\" style=\"fill:{}\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n",
+                        colour, best.x + best.w / 2,
                         best.y + h - 3, text);
   }
   void Note(double x, double y, const std::string& text) {
     out_ += fmt::format("<text class=\"axis\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", X(x) + 6, Y(y) - 5, text);
   }
   void Empty(const std::string& text) {
-    out_ += fmt::format("<text class=\"axis\" text-anchor=\"middle\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", frame_.x + frame_.w / 2,
+    out_ += fmt::format("<text class=\"axis\" text-anchor=\"middle\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n",
+                        frame_.x + frame_.w / 2,
                         frame_.y + frame_.h / 2, text);
   }
 
@@ -235,7 +258,8 @@ void DrawRewards(Panel& panel, const std::vector<Curve>& curves, const PlotOptio
     panel.Line("mean", means, Colour(c), Dashes(c), 2.2);
   }
   for (size_t c = 0; c < curves.size(); ++c) {
-    for (const CurveEvaluation& e : curves[c].evaluations) panel.Diamond(by_step ? static_cast<double>(e.step) : e.wall_s, e.value, Colour(c));
+    for (const CurveEvaluation& e : curves[c].evaluations)
+      panel.Diamond(by_step ? static_cast<double>(e.step) : e.wall_s, e.value, Colour(c));
   }
   for (size_t c = 0; c < curves.size(); ++c) {
     for (const CurveEvaluation& e : curves[c].evaluations) {
@@ -259,7 +283,8 @@ void DrawStaleness(std::string* out, const Curve& run, const Ranges& ranges, Box
   for (const auto& [x, value] : line) panel.Dot(x, value, Colour(0));
   panel.Line("staleness", line, Colour(0), "", 1.5);
   if (run.staleness_bound) {
-    panel.Line("bound", {{0, *run.staleness_bound}, {std::max(ranges.step, 1.0), *run.staleness_bound}}, Colour(1), " stroke-dasharray=\"6 4\"", 1.5);
+    panel.Line("bound", {{0, *run.staleness_bound}, {std::max(ranges.step, 1.0), *run.staleness_bound}}, Colour(1),
+               " stroke-dasharray=\"6 4\"", 1.5);
     panel.Note(0, *run.staleness_bound, fmt::format("bound {:g}", *run.staleness_bound));
   }
 }
@@ -281,7 +306,8 @@ void DrawSpeed(std::string* out, const Curve& run, const Ranges& ranges, Box fra
               high > 0 ? LogAxis("tokens/s, logarithmic", low, high) : LogAxis("tokens/s, logarithmic", 1, 10));
   panel.Line("train", train, Colour(1), "", 1.5);
   panel.Line("sample", sample, Colour(0), "", 1.5);
-  for (const auto& [line, text, colour] : {std::tuple{&train, "training", Colour(1)}, {&sample, "sampled, whole step", Colour(0)}}) {
+  for (const auto& [line, text, colour] :
+       {std::tuple{&train, "training", Colour(1)}, {&sample, "sampled, whole step", Colour(0)}}) {
     if (!line->empty()) panel.Label(line->back().first, line->back().second, text, colour);
   }
 }
@@ -296,13 +322,15 @@ double DrawLegend(std::string* out, const std::vector<Curve>& curves, const Plot
       x = kLeft;
       y += 20;
     }
-    *out += fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" stroke-width=\"2.6\"{}/>", x, y - 4, x + 26, y - 4, Colour(c), Dashes(c));
+    *out += fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" stroke-width=\"2.6\"{}/>",
+                        x, y - 4, x + 26, y - 4, Colour(c), Dashes(c));
     *out += fmt::format("<text class=\"name\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", x + 33, y, name);
     x += width;
   }
   y += 20;
   const bool evaluated = std::any_of(curves.begin(), curves.end(), [](const Curve& c) { return !c.evaluations.empty(); });
-  *out += fmt::format("<text class=\"axis\" x=\"{:.1f}\" y=\"{:.1f}\">dots: one step · line: mean of {} steps{}</text>\n", kLeft, y, options.window,
+  *out += fmt::format("<text class=\"axis\" x=\"{:.1f}\" y=\"{:.1f}\">dots: one step · line: mean of {} steps{}</text>\n",
+                      kLeft, y, options.window,
                       evaluated ? " · diamonds: evaluations on held-out tasks" : "");
   return y;
 }
@@ -323,8 +351,10 @@ std::string PlotSvg(const std::vector<Curve>& curves, const PlotOptions& options
   double y = DrawLegend(&body, curves, options, 26) + 40;
   const double width = kWidth - kLeft - kRight, height = 270, below = 74;
   for (const bool by_step : {true, false}) {
-    Panel panel(&body, by_step ? "reward-step" : "reward-seconds", by_step ? "Mean reward by step" : "Mean reward by time", {kLeft, y, width, height},
-                by_step ? CountAxis("step", ranges.step, 12) : LinearAxis("wall-clock seconds", 0, ranges.wall_s > 0 ? ranges.wall_s : 1, 12),
+    Panel panel(&body, by_step ? "reward-step" : "reward-seconds", by_step ? "Mean reward by step" : "Mean reward by time",
+                {kLeft, y, width, height},
+                by_step ? CountAxis("step", ranges.step, 12)
+                        : LinearAxis("wall-clock seconds", 0, ranges.wall_s > 0 ? ranges.wall_s : 1, 12),
                 ValueAxis("mean reward", ranges.low, ranges.high, 5));
     DrawRewards(panel, curves, options, ranges.any, by_step);
     y += height + below;
@@ -339,9 +369,11 @@ std::string PlotSvg(const std::vector<Curve>& curves, const PlotOptions& options
   return fmt::format(
              "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
              "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} {1:.0f}\">\n"
-             "<style>text{{font-family:Helvetica,Arial,'DejaVu Sans',sans-serif;font-size:12px;fill:#333333}} .title{{font-size:14px;font-weight:bold;"
+             "<style>text{{font-family:Helvetica,Arial,'DejaVu Sans',sans-serif;font-size:12px;fill:#333333}} "
+             ".title{{font-size:14px;font-weight:bold;"
              "fill:#111111}} .name{{font-size:13px;fill:#111111}} .tick{{font-size:11px;fill:#555555}} .axis{{fill:#555555}} "
-             ".grid{{stroke:#e6e6e6;stroke-width:1}} .frame{{fill:none;stroke:#888888;stroke-width:1}} .value{{font-size:11px;font-weight:bold}}</style>\n"
+             ".grid{{stroke:#e6e6e6;stroke-width:1}} .frame{{fill:none;stroke:#888888;stroke-width:1}} "
+             ".value{{font-size:11px;font-weight:bold}}</style>\n"
              "<rect width=\"{0:.0f}\" height=\"{1:.0f}\" fill=\"#ffffff\"/>\n",
              kWidth, all) +
          body + "</svg>\n";

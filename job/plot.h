@@ -1,7 +1,7 @@
 // Curves as one SVG picture, 900 pixels wide: mean reward by step and by seconds; of a single run also staleness and speed. Pure.
 //
-// Every panel is <g class="panel" id="reward-step|reward-seconds|staleness|speed"> with one <rect class="frame"> around its plane; in it
-// <circle class="step"> a step, <polyline class="mean"> the moving mean, <path class="evaluation"> a diamond.
+// Every panel is <g class="panel" id="reward-step|reward-seconds|staleness|speed"> with one <rect class="frame"> around its
+// plane; in it <circle class="step"> a step, <polyline class="mean"> the moving mean, <path class="evaluation"> a diamond.
 #pragma once
 
 #include <string>

@@ -124,7 +124,8 @@ TEST(EvalChange, OfTheFile) {
   EXPECT_FALSE(read("{\"rewards\":[0,1]}\n"));
   EXPECT_FALSE(read("{\"pass_rate\":0}\n{\"rewards\":[0,1]}\n"));
   EXPECT_FALSE(read("{\"rewards\":[0]}\n{\"rewards\":[0,1]}\n"));
-  const auto change = read("{\"rewards\":[0,0,null,1]}\n{\"rewards\":[1,1,1,1]}\n{\"rewards\":[0.5,0.5,1,1.5]}\n{\"rewards\":[9,");
+  const auto change =
+      read("{\"rewards\":[0,0,null,1]}\n{\"rewards\":[1,1,1,1]}\n{\"rewards\":[0.5,0.5,1,1.5]}\n{\"rewards\":[9,");
   ASSERT_TRUE(change);
   EXPECT_EQ(change->mean, 0.5);
   EXPECT_EQ(PrintEvalChange(*change), "held-out 0.333 → 0.833, +0.500 [0.500, 0.500] over 3 tasks (1 unpaired)");

@@ -58,7 +58,9 @@ std::vector<std::string> Texts(const Tree& tree) {
   }
   return texts;
 }
-bool Has(const std::vector<std::string>& texts, const std::string& text) { return std::find(texts.begin(), texts.end(), text) != texts.end(); }
+bool Has(const std::vector<std::string>& texts, const std::string& text) {
+  return std::find(texts.begin(), texts.end(), text) != texts.end();
+}
 
 struct Frame {
   explicit Frame(const Tree& panel) {
@@ -112,7 +114,8 @@ TEST(Plot, MarksStandWhereTheirNumbersSay) {
   EXPECT_NEAR(Points(Marks(Panel(svg, "staleness"), "bound").at(0)).at(1).second, line[3].second, 0.06);
   // Logarithmic from 10 to 10,000: a hundred is a third of the way.
   const Frame speed(Panel(svg, "speed"));
-  const auto sampled = Points(Marks(Panel(svg, "speed"), "sample").at(0)), trained = Points(Marks(Panel(svg, "speed"), "train").at(0));
+  const auto sampled = Points(Marks(Panel(svg, "speed"), "sample").at(0)),
+             trained = Points(Marks(Panel(svg, "speed"), "train").at(0));
   ASSERT_EQ(sampled.size(), 3u);
   EXPECT_NEAR(sampled[0].second, speed.y + speed.h * 2 / 3, 0.06);
   EXPECT_NEAR(trained[0].second, speed.y + speed.h / 3, 0.06);
@@ -205,13 +208,23 @@ class Curves : public testing::Test {
 // A resumed run could go back in time, a step that got no reward count as zero, a half-written line end the picture.
 TEST_F(Curves, ARunFolder) {
   Write("plan.json", R"({"pool":{"bound":3}})");
-  Write("metrics.jsonl",
-        R"({"step":1,"reward_mean":0.5,"wall_s":40,"staleness_max":1,"tokens_trained":90,"logical_tokens":300,"forward_s":1,"backward_s":1,"optimizer_s":1})" "\n"
-        R"({"step":2,"reward_mean":0.75,"wall_s":50,"tokens_trained":90})" "\n"
-        R"({"step":3,"reward_mean":null,"wall_s":55})" "\n"
-        R"({"step":4,"reward_mean":1,"wall_s":8,"tokens_trained":90})" "\n"
-        R"({"step":5,"rew)");
-  Write("eval.jsonl", R"({"version":0,"pass_rate":0.25})" "\n" R"({"version":4,"pass_rate":0.1})" "\n" R"({"version":4,"pass_rate":0.75})" "\n");
+  Write(
+      "metrics.jsonl",
+      R"({"step":1,"reward_mean":0.5,"wall_s":40,"staleness_max":1,"tokens_trained":90,"logical_tokens":300,"forward_s":1,"backward_s":1,"optimizer_s":1})"
+      "\n"
+      R"({"step":2,"reward_mean":0.75,"wall_s":50,"tokens_trained":90})"
+      "\n"
+      R"({"step":3,"reward_mean":null,"wall_s":55})"
+      "\n"
+      R"({"step":4,"reward_mean":1,"wall_s":8,"tokens_trained":90})"
+      "\n"
+      R"({"step":5,"rew)");
+  Write("eval.jsonl", R"({"version":0,"pass_rate":0.25})"
+                      "\n"
+                      R"({"version":4,"pass_rate":0.1})"
+                      "\n"
+                      R"({"version":4,"pass_rate":0.75})"
+                      "\n");
   const Curve curve = ReadCurve("mine=" + folder_ + "/").value();
   EXPECT_EQ(curve.name, "mine");
   EXPECT_EQ(ReadCurve(folder_)->name, BaseName(folder_));
@@ -236,16 +249,17 @@ TEST_F(Curves, BadFilesAreNamed) {
   Write("good.jsonl", good + R"({"step":3,"reward_mean":1,"wall_s":4})");
   EXPECT_EQ(ReadCurve("a=b=" + folder_ + "/good.jsonl").ok(), false);
   EXPECT_EQ(ReadCurve(folder_ + "/good.jsonl")->points.size(), 2u);
-  for (const auto& [text, message] : {std::pair<std::string, std::string>{"", "no lines"},
-                                      {"step,reward\n", "line 1: "},
-                                      {good + "[1]\n", "line 2: no object"},
-                                      {good + R"({"step":2,"wall_s":5})", "line 2: no number \"reward_mean\""},
-                                      {good + R"({"step":2,"reward_mean":"high","wall_s":5})", "line 2: no number \"reward_mean\""},
-                                      {good + R"({"step":2,"reward_mean":1})", "line 2: no number \"wall_s\""},
-                                      {good + good, "line 2: step 1 after step 1"},
-                                      {R"({"step":1.5,"reward_mean":1,"wall_s":1})", "\"step\" is not a whole number"},
-                                      {R"({"step":1,"reward_mean":1,"wall_s":-1})", "\"wall_s\" is negative"},
-                                      {good + R"({"step":2,"reward_mean":1,"wall_s":3})", "\"wall_s\" is less than"}}) {
+  for (const auto& [text, message] :
+       {std::pair<std::string, std::string>{"", "no lines"},
+        {"step,reward\n", "line 1: "},
+        {good + "[1]\n", "line 2: no object"},
+        {good + R"({"step":2,"wall_s":5})", "line 2: no number \"reward_mean\""},
+        {good + R"({"step":2,"reward_mean":"high","wall_s":5})", "line 2: no number \"reward_mean\""},
+        {good + R"({"step":2,"reward_mean":1})", "line 2: no number \"wall_s\""},
+        {good + good, "line 2: step 1 after step 1"},
+        {R"({"step":1.5,"reward_mean":1,"wall_s":1})", "\"step\" is not a whole number"},
+        {R"({"step":1,"reward_mean":1,"wall_s":-1})", "\"wall_s\" is negative"},
+        {good + R"({"step":2,"reward_mean":1,"wall_s":3})", "\"wall_s\" is less than"}}) {
     Write("bad.jsonl", text);
     auto curve = ReadCurve("x=" + folder_ + "/bad.jsonl");
     ASSERT_FALSE(curve.ok()) << text;
