@@ -8,9 +8,12 @@ default (AdamW's second beta 0.999), everything else of Temper its own (0.95).
 Clocks: Temper from the start of `temper run` (loading, evaluation before the first step, checkpoints and checks included); TRL from
 the start of `train()`, its imports and loading left out. Asserted: Temper's ten-step mean reaches 0.70 on each seed within 60 steps;
 its median step is no later than TRL's, its median time at least three times sooner. A TRL run that does not get there in 60 steps
-counts with 60 and its time so far, which favours TRL. Curves: DIR/{temper,trl}-SEED.jsonl, also drawn (`temper plot`).
+counts with 60 and its time so far, which favours TRL. Curves: DIR/{temper,trl}-SEED.jsonl, for `temper plot`.
+
+What a former start left in DIR is used again when it was made by the same program, job and script: the whole takes an hour.
 """
 import argparse
+import hashlib
 import json
 import os
 import pathlib
@@ -34,6 +37,11 @@ def reached(rewards):
         if sum(rewards[i - MEAN_OF:i]) / MEAN_OF >= GOAL:
             return i
     return None
+
+
+def made_by(program):
+    parts = [pathlib.Path(program), ROOT / "configs" / "smollm2-sum.yaml", pathlib.Path(__file__)]
+    return hashlib.sha256(b"".join(p.read_bytes() for p in parts)).hexdigest()
 
 
 def lines(path):
@@ -100,7 +108,8 @@ def run_trl(prompts_path, seed, dtype, steps, out):
 
     class Stop(TrainerCallback):
         def on_step_end(self, args, state, control, **_):
-            control.should_training_stop = reached(rewards) is not None
+            if reached(rewards) is not None:
+                control.should_training_stop = True
             return control
 
     # A plain model with the dequantised weights: what was read from a GGUF file counts as quantised and is refused for training.
@@ -121,6 +130,8 @@ def run_trl(prompts_path, seed, dtype, steps, out):
 
 
 def start_trl(prompts, seed, dtype, steps, out):
+    if (curve := lines(pathlib.Path(out))) and (len(curve) >= steps or reached([line["reward_mean"] for line in curve])):
+        return curve
     environment = dict(os.environ, GLIBC_TUNABLES=ALLOCATOR, OMP_NUM_THREADS=str(os.cpu_count()))
     log = open(pathlib.Path(out).with_suffix(".log"), "w")
     subprocess.run([sys.executable, __file__, "--trl", prompts, str(seed), dtype, str(steps), out], check=True, env=environment,
@@ -150,17 +161,21 @@ def main():
     parser.add_argument("--seeds", default="1,2,3")
     args = parser.parse_args()
     out, seeds = pathlib.Path(args.out), [int(s) for s in args.seeds.split(",")]
-    out.mkdir(parents=True, exist_ok=True)
+    if not (out / "made_by").exists() or (out / "made_by").read_text() != made_by(args.temper):
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True)
+        (out / "made_by").write_text(made_by(args.temper))
 
     ours, theirs = {}, {}
     for seed in seeds:
-        folder = run_temper(args.temper, seed, out)
+        prompts = out / f"prompts-{seed}.json"  # written last
+        if not prompts.exists():
+            prompts.write_text(json.dumps(prompts_of(args.temper, run_temper(args.temper, seed, out))))
         curve = lines(out / f"temper-{seed}.jsonl")
         step = reached([line["reward_mean"] for line in curve])
         assert step is not None, f"Temper, seed {seed}: no ten-step mean of {GOAL} within {STEPS} steps"
         ours[seed] = (step, curve[step - 1]["wall_s"])
         print(f"Temper seed {seed}: {GOAL} at step {step}, {ours[seed][1]:.0f} s", flush=True)
-        (out / f"prompts-{seed}.json").write_text(json.dumps(prompts_of(args.temper, folder)))
 
     dtype, seconds = fastest_dtype(str(out / f"prompts-{seeds[0]}.json"), out)
     for seed in seeds:
