@@ -121,6 +121,37 @@ TEST(ToolCalls, HermesCalls) {
   EXPECT_EQ(parsed.calls[1].arguments, "{}");
 }
 
+// A template that knows nothing of tools would forget what the policy called.
+TEST(ToolCalls, ATemplateWithoutToolsShowsThemInTheContent) {
+  TextFiles files;
+  std::vector<std::string> words = {"a"};
+  const TaskTextFiles task = MakeTaskVocabulary(words);
+  files.tokenizer_json = task.tokenizer_json;
+  files.tokenizer_config_json = task.tokenizer_config_json;
+  files.chat_template_jinja = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}\n{% endfor %}";
+  const TextModel model = LoadTextModel(files).value();
+  EXPECT_FALSE(model.template_shows_calls);
+  const Value messages = ParseJson(R"([{"role":"user","content":"list"},
+      {"role":"assistant","content":null,"tool_calls":[
+        {"id":"1","type":"function","function":{"name":"shell","arguments":{"command":"ls \"a\""}}},
+        {"id":"2","type":"function","function":{"name":"shell","arguments":"{\"command\":\"cat x\"}"}}]},
+      {"role":"assistant","content":"I look","tool_calls":[{"function":{"name":"shell","arguments":{}}}]}])").value();
+  RenderInput input;
+  input.messages = model.ShowCalls(messages);
+  const std::string first = R"(<tool_call>{"name":"shell","arguments":{"command":"ls \"a\""}}</tool_call>)" "\n"
+                            R"(<tool_call>{"name":"shell","arguments":{"command":"cat x"}}</tool_call>)";
+  EXPECT_EQ(model.Render(input).value(),
+            "user: list\nassistant: " + first + "\nassistant: I look\n" R"(<tool_call>{"name":"shell","arguments":{}}</tool_call>)" "\n");
+  const ParsedAnswer back = ParseToolCalls(ToolFormat::kHermes, first, ParseJson(kShell).value());
+  ASSERT_EQ(back.calls.size(), 2u);
+  EXPECT_EQ(ParseJson(back.calls[0].arguments)->StringOr("command", ""), "ls \"a\"");
+
+  files.chat_template_jinja = "{% for m in messages %}{{ m.tool_calls }}{% endfor %}";
+  const TextModel knows = LoadTextModel(files).value();
+  EXPECT_TRUE(knows.template_shows_calls);
+  EXPECT_EQ(CompactJson(knows.ShowCalls(messages)), CompactJson(messages));
+}
+
 // What was streamed as content cannot be taken back when a call follows.
 TEST(ToolCalls, CertainContentIsAPrefixOfTheContent) {
   const Value shell = ParseJson(kShell).value();

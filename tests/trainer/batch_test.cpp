@@ -150,6 +150,38 @@ TEST(Batch, ChunksHoldEverythingOnce) {
 }
 
 // Broken input could crash the trainer or be trained.
+// A group left out of the backward pass could take others with it, or lose its own logprobs.
+TEST(Batch, SilentGroupsGetChunksOfTheirOwn) {
+  std::vector<Group> groups;
+  for (int64_t g : {4, 2, 3, 1}) {
+    groups.push_back(TwoRollouts()[0]);
+    groups.back().group = g;
+  }
+  const Batch whole = BuildBatch(groups, {}).value();
+  const Batch batch = BuildBatch(groups, {.silent = {0, 1, 0, 1}}).value();
+  ASSERT_EQ(batch.chunks.size(), 2u);
+  EXPECT_FALSE(batch.chunks[0].silent);
+  EXPECT_TRUE(batch.chunks[1].silent);
+  EXPECT_TRUE(Wanting(batch.chunks[0]).keep);
+  EXPECT_FALSE(Wanting(batch.chunks[1]).keep);
+  EXPECT_EQ(batch.logical_tokens, whole.logical_tokens);
+  for (size_t g = 0; g < 4; ++g) {
+    EXPECT_EQ(batch.groups[g].group, static_cast<int64_t>(g) + 1);
+    for (size_t i = 0; i < 2; ++i) {
+      ASSERT_EQ(batch.samples[g][i].size(), whole.samples[g][i].size());
+      for (size_t k = 0; k < batch.samples[g][i].size(); ++k) {
+        const SampledToken& token = batch.samples[g][i][k];
+        EXPECT_EQ(token.chunk, g == 1 || g == 3 ? 1 : 0);
+        EXPECT_EQ(Path(batch.chunks[token.chunk].tree, token.node), Path(whole.chunks[0].tree, whole.samples[g][i][k].node));
+        EXPECT_TRUE(batch.chunks[token.chunk].wanted[token.node]);
+      }
+    }
+  }
+  const Batch quiet = BuildBatch(groups, {.silent = {1, 1, 1, 1}}).value();
+  ASSERT_EQ(quiet.chunks.size(), 1u);
+  EXPECT_TRUE(quiet.chunks[0].silent);
+}
+
 TEST(Batch, RefusesWhatHasNoLogprobOrIsThereTwice) {
   auto groups = TwoRollouts();
   groups[0].rollouts[0].runs = {Sampled(-1, {4}, 0)};

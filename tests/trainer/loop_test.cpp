@@ -142,7 +142,7 @@ class ScriptedPool final : public datapool::DataPool {
     wire.set_group(group);
     wire.set_rollout(rollout);
     wire.set_outcome("scored");
-    wire.set_reward(rng.Chance(0.5));
+    wire.set_reward(silent_every > 0 && group % silent_every == 0 ? 1 : rng.Chance(0.5));
     size_t k = 0;
     for (size_t i = 0; i < r.runs.size(); ++i) {
       v1::TokenRun* run = wire.add_runs();
@@ -178,6 +178,7 @@ class ScriptedPool final : public datapool::DataPool {
   std::string run_dir;
   int64_t attached = -1, stop_at = -1, exhausted_at = -1;
   bool admitted_early = false;
+  int64_t silent_every = 0;  // groups with such a number have equal rewards
   int64_t age = 0;  // of the versions that sampled tokens claim, in updates
   int away = 0;     // calls that find no pool
   std::vector<int64_t> updates, commits;
@@ -337,6 +338,63 @@ TEST_P(LoopTest, OneChangedWeightOfTheWorkerStopsTheJob) {
   const Status status = world.Run(Options(Scratch("weight"), GetParam()));
   EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status.ToString();
   EXPECT_EQ(world.sink.published.back(), 2);
+}
+
+// Groups without a gradient could change the step, go unchecked, or drop out of what is counted.
+TEST_P(LoopTest, SilentGroupsAreCheckedAndChangeNothing) {
+  World silent(GetParam());
+  silent.pool.silent_every = 1;
+  TrainerOptions options = Options(Scratch("silent"), GetParam());
+  ASSERT_TRUE(silent.Run(options).ok());
+  const TrainTotals totals = ReadTrainTotals(options.run_dir).value();
+  EXPECT_EQ(totals.on_policy_tokens, totals.tokens_trained);
+  EXPECT_GE(totals.on_policy_tokens, 6 * 12 * 9);
+  const engine::Parameters start = engine::InitParameters(Tiny(), 3), end = LoadNewestCheckpoint(options.run_dir)->params;
+  EXPECT_TRUE(std::equal(start.flat().begin(), start.flat().end(), end.flat().begin()));
+
+  World spoiled(GetParam());
+  spoiled.pool.silent_every = 1;
+  spoiled.sink.spoil_at = 2;
+  EXPECT_EQ(spoiled.Run(Options(Scratch("silent_weight"), GetParam())).code(), StatusCode::kDataLoss);
+
+  // One silent group of three: the step is that of the engine differentiating all three as one tree.
+  World mixed(GetParam());
+  mixed.pool.silent_every = 3;
+  options = Options(Scratch("mixed"), GetParam());
+  options.steps = 1;
+  options.optimizer.eps = 1;
+  options.optimizer.clip_norm = 0;
+  ASSERT_TRUE(mixed.Run(options).ok());
+  std::vector<Group> groups;
+  for (const datapool::LeasedGroup& leased : mixed.store.at(0)) {
+    Group& group = groups.emplace_back();
+    group.group = leased.group;
+    for (size_t i = 0; i < leased.members.size(); ++i) {
+      group.rollouts.push_back(ParseTrajectory(leased.members[i], kVocab).value());
+      group.rollouts.back().rollout = leased.rollouts[i];
+    }
+  }
+  const Batch batch = BuildBatch(std::move(groups), {}).value();
+  ASSERT_EQ(batch.chunks.size(), 1u);
+  engine::TrainPass pass(*mixed.engine);
+  const auto weights = engine::ComputeWeights::FromParameters(start, GetParam());
+  const auto row = pass.Forward(weights, batch.chunks[0].tree, Wanting(batch.chunks[0])).value();
+  const std::vector<std::vector<float>> logprobs = {{row.begin(), row.end()}};
+  const LossResult loss = ComputeLoss(options.algorithm.algorithm, MakeLossGroups(batch, logprobs));
+  EXPECT_EQ(loss.metrics.zero_signal_groups, 1);
+  engine::Gradients grads(Tiny());
+  pass.Backward(NodeCoefficients(batch, loss.coef)[0], grads);
+  engine::Parameters expected = start;
+  AdamW optimizer(Tiny());
+  ASSERT_TRUE(optimizer.Step(*mixed.engine, options.optimizer, grads, expected).ok());
+  const engine::Parameters got = LoadNewestCheckpoint(options.run_dir)->params;
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < start.flat().size(); ++i) {
+    difference += std::pow(static_cast<double>(got.flat()[i]) - expected.flat()[i], 2);
+    norm += std::pow(static_cast<double>(expected.flat()[i]) - start.flat()[i], 2);
+  }
+  EXPECT_GT(norm, 0);
+  EXPECT_LT(std::sqrt(difference / norm), GetParam() == engine::Profile::kF32 ? 1e-3 : 3e-2);
 }
 
 // Splitting for memory, or training on rows, could change the gradient.
