@@ -122,6 +122,16 @@ Need Folder(const std::string& field, const std::string& folder, const std::stri
   return need;
 }
 
+// Where runs lie by default; --out names another place.
+Need Disk() {
+  Need need = Folder("disk", ".", "start in another folder, or name one with --out");
+  if (need.state == State::kMissing) {
+    need.state = State::kLimited;
+    need.cost = "no run folder can be made here";
+  }
+  return need;
+}
+
 Need Ports() {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -172,7 +182,7 @@ std::vector<Need> TryMachine(const Machine& machine) {
           SharedMemory(),
           OpenFiles(),
           Folder("temporary_folder", temporary && *temporary ? temporary : "/tmp", "make it writable, or name another in TMPDIR"),
-          Folder("disk", ".", "start in another folder"),
+          Disk(),
           Ports(),
           Models()};
 }

@@ -171,6 +171,14 @@ TEST(Doctor, OnThisMachineJobsCanRun) {
   EXPECT_EQ(Temper({"doctor", "--jsn"}).exit_code, 2);
 }
 
+// Jobs run from a folder that nobody can write, with --out elsewhere: it is no reason to say that none can.
+TEST(Doctor, AFolderThatCannotBeWritten) {
+  const Answer doctor = Temper({"doctor", "--json"}, [] { return chdir("/proc/self") == 0; });
+  EXPECT_EQ(doctor.exit_code, 0) << doctor.out;
+  EXPECT_EQ(State(doctor, "disk"), "limited") << doctor.out;
+  EXPECT_EQ(State(doctor, "disk", "cost"), "no run folder can be made here");
+}
+
 TEST(Doctor, AContainersDefaultProfile) {
   ExpectRefused("user_namespaces", {"EPERM", "seccomp filter", "--security-opt seccomp=unconfined", "--privileged"},
                 &DefaultProfile);
