@@ -360,7 +360,10 @@ class Loop {
     BatchOptions layout = {.merge = options_.tree, .max_chunk_nodes = max_chunk_nodes_};
     ASSIGN_OR_RETURN(Batch batch, BuildBatch(std::move(groups), layout));
     layout.silent = SilentGroups(ComputeLoss(options_.algorithm.algorithm, RecordedLossGroups(batch)));
-    ASSIGN_OR_RETURN(batch, BuildBatch(std::move(batch.groups), layout));
+    const bool any_silent = std::count(layout.silent.begin(), layout.silent.end(), 1) > 0;
+    if (any_silent) {
+      ASSIGN_OR_RETURN(batch, BuildBatch(std::move(batch.groups), layout));
+    }
     report.tree_tokens = batch.tree_tokens;
     report.logical_tokens = batch.logical_tokens;
 
