@@ -18,7 +18,12 @@
 #include <string>
 #include <vector>
 
+#include "tests/harness/misbehave.h"
+
 namespace {
+
+using temper::SleepForEver;
+using temper::Daemon;
 
 std::string Env(const char* name) {
   const char* value = std::getenv(name);
@@ -100,18 +105,6 @@ void GoodCall() {
   if (status == 200) return;
   std::fprintf(stderr, "bad-agent: HTTP %d\n", status);
   _exit(9);
-}
-
-[[noreturn]] void SleepForEver() {
-  for (;;) pause();
-}
-
-void Daemon(const std::function<void()>& work) {
-  if (fork() != 0) return;
-  setsid();
-  if (fork() != 0) _exit(0);
-  work();
-  _exit(0);
 }
 
 void ForkStorm(double seconds) {

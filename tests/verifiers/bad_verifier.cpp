@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -15,7 +14,12 @@
 #include <map>
 #include <string>
 
+#include "tests/harness/misbehave.h"
+
 namespace {
+
+using temper::SleepForEver;
+using temper::Daemon;
 
 void Say(int fd, const std::string& text) {
   for (size_t at = 0; at < text.size();) {
@@ -38,20 +42,6 @@ std::string StandardInput() {
   char bytes[1 << 16];
   for (ssize_t n; (n = read(0, bytes, sizeof bytes)) > 0;) all.append(bytes, static_cast<size_t>(n));
   return all;
-}
-
-[[noreturn]] void SleepForEver() {
-  for (;;) pause();
-}
-
-// Two forks and a session of its own: nobody's child, in nobody's process group.
-void Daemon(const std::function<void()>& work) {
-  if (fork() != 0) return;
-  setsid();
-  if (fork() != 0) _exit(0);
-  prctl(PR_SET_NAME, "kworker/0:0");
-  work();
-  _exit(0);
 }
 
 void Flood(int fd, uint64_t bytes) {
