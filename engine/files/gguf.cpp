@@ -104,7 +104,12 @@ std::optional<FileType> TypeOf(uint32_t number) {
     case 1: return FileType::kF16;
     case 2: return FileType::kQ4_0;
     case 3: return FileType::kQ4_1;
+    case 6: return FileType::kQ5_0;
+    case 7: return FileType::kQ5_1;
     case 8: return FileType::kQ8_0;
+    case 12: return FileType::kQ4_K;
+    case 13: return FileType::kQ5_K;
+    case 14: return FileType::kQ6_K;
     case 28: return FileType::kF64;
     case 30: return FileType::kBF16;
     default: return std::nullopt;
@@ -156,8 +161,10 @@ Status GgufFile::Parse() {
     if (!known) return InvalidArgument(where + ": the tensor type " + std::to_string(type) + " is not supported");
     t.type = *known;
     ASSIGN_OR_RETURN(const uint64_t offset, in.Number<uint64_t>());
-    const bool blocks = *known == FileType::kQ8_0 || *known == FileType::kQ4_0 || *known == FileType::kQ4_1;
-    if (blocks && (t.shape.empty() || t.shape.back() % 32 != 0)) return InvalidArgument(where + ": its rows are no multiple of 32");
+    const auto block = static_cast<int64_t>(FileTypeBlock(t.type));
+    if (block > 1 && (t.shape.empty() || t.shape.back() % block != 0)) {
+      return InvalidArgument(where + ": its rows are no multiple of " + std::to_string(block));
+    }
     offsets.push_back(offset);
     if (!by_name_.emplace(t.name, tensors_.size()).second) return InvalidArgument(where + " stands there twice");
     tensors_.push_back(std::move(t));

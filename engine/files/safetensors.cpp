@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -17,34 +16,8 @@
 namespace temper::engine {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "tensor files are little-endian and read as they lie");
-
 constexpr uint64_t kMaxHeader = 100'000'000;  // bytes, as the format says
 constexpr size_t kMaxDims = 8;
-
-struct TypeInfo {
-  const char* name;
-  uint64_t block;  // elements
-  uint64_t bytes;  // of a block
-};
-
-const TypeInfo& Info(FileType type) {
-  static constexpr TypeInfo kInfo[] = {{"F32", 1, 4}, {"F16", 1, 2}, {"BF16", 1, 2}, {"F64", 1, 8}, {"Q8_0", 32, 34}, {"Q4_0", 32, 18}, {"Q4_1", 32, 20}};
-  return kInfo[static_cast<size_t>(type)];
-}
-
-float HalfToFloat(uint16_t h) {
-  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16;
-  uint32_t exponent = h >> 10 & 31, mantissa = h & 1023;
-  if (exponent == 31) return std::bit_cast<float>(sign | 0x7F800000 | mantissa << 13);
-  if (exponent == 0) {
-    if (mantissa == 0) return std::bit_cast<float>(sign);
-    exponent = 1;
-    while (!(mantissa & 1024)) mantissa <<= 1, --exponent;  // wraps below 0 and back: only the sum with 112 counts
-    mantissa &= 1023;
-  }
-  return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
-}
 
 template <typename T>
 T Load(const std::byte* p) {
@@ -54,57 +27,6 @@ T Load(const std::byte* p) {
 }
 
 }  // namespace
-
-const char* FileTypeName(FileType type) { return Info(type).name; }
-
-uint64_t FileTypeBytes(FileType type, uint64_t count) { return count / Info(type).block * Info(type).bytes; }
-
-void ReadElements(FileType type, std::span<const std::byte> in, std::span<float> out) {
-  TEMPER_CHECK(in.size() == FileTypeBytes(type, out.size()) && out.size() % Info(type).block == 0) << FileTypeName(type);
-  const std::byte* p = in.data();
-  const size_t blocks = out.size() / Info(type).block;
-  float* y = out.data();
-  switch (type) {
-    case FileType::kF32:
-      if (!out.empty()) std::memcpy(y, p, in.size());
-      break;
-    case FileType::kF16:
-      for (size_t i = 0; i < out.size(); ++i) y[i] = HalfToFloat(Load<uint16_t>(p + 2 * i));
-      break;
-    case FileType::kBF16:
-      for (size_t i = 0; i < out.size(); ++i) y[i] = FromBf16(Load<uint16_t>(p + 2 * i));
-      break;
-    case FileType::kF64:
-      for (size_t i = 0; i < out.size(); ++i) y[i] = static_cast<float>(Load<double>(p + 8 * i));
-      break;
-    case FileType::kQ8_0:
-      for (size_t b = 0; b < blocks; ++b, p += 34, y += 32) {
-        const float d = HalfToFloat(Load<uint16_t>(p));
-        for (int j = 0; j < 32; ++j) y[j] = static_cast<float>(Load<int8_t>(p + 2 + j)) * d;
-      }
-      break;
-    case FileType::kQ4_0:
-      for (size_t b = 0; b < blocks; ++b, p += 18, y += 32) {
-        const float d = HalfToFloat(Load<uint16_t>(p));
-        for (int j = 0; j < 16; ++j) {
-          const int q = std::to_integer<int>(p[2 + j]);
-          y[j] = static_cast<float>((q & 15) - 8) * d;
-          y[j + 16] = static_cast<float>((q >> 4) - 8) * d;
-        }
-      }
-      break;
-    case FileType::kQ4_1:
-      for (size_t b = 0; b < blocks; ++b, p += 20, y += 32) {
-        const float d = HalfToFloat(Load<uint16_t>(p)), m = HalfToFloat(Load<uint16_t>(p + 2));
-        for (int j = 0; j < 16; ++j) {
-          const int q = std::to_integer<int>(p[4 + j]);
-          y[j] = static_cast<float>(q & 15) * d + m;
-          y[j + 16] = static_cast<float>(q >> 4) * d + m;
-        }
-      }
-      break;
-  }
-}
 
 Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Open(path));

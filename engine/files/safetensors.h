@@ -12,25 +12,10 @@
 #include <vector>
 
 #include "common/status.h"
+#include "engine/files/file_tensor.h"
 #include "engine/files/mapped_file.h"
 
 namespace temper::engine {
-
-// What a tensor of any file is made of.
-enum class FileType { kF32, kF16, kBF16, kF64, kQ8_0, kQ4_0, kQ4_1 };
-const char* FileTypeName(FileType type);
-// Bytes of `count` elements (a multiple of 32 for the Q types).
-uint64_t FileTypeBytes(FileType type, uint64_t count);
-// Widens or dequantises `out.size()` elements; `in` has FileTypeBytes of them. F64 is rounded to float.
-void ReadElements(FileType type, std::span<const std::byte> in, std::span<float> out);
-
-struct FileTensor {
-  std::string name;
-  FileType type = FileType::kF32;
-  std::vector<int64_t> shape;  // rows first (Hugging Face's order, also for GGUF)
-  uint64_t count = 0;          // elements
-  std::span<const std::byte> bytes;
-};
 
 class SafetensorsFile {
  public:

@@ -24,6 +24,7 @@ TASK_FILES = pathlib.Path(sys.argv[1]).resolve()  # our own program: it writes t
 GENERATORS = [("datapool/make_scripts.py", [], "scripts.jsonl"),
               ("engine/llama_f64.py", [], ""),
               ("engine_files/make_model_goldens.py", [], ""),
+              ("engine_files/make_quant_goldens.py", [], ""),
               ("engine_files/make_smollm2_goldens.py", [MODEL], "smollm2.cases.jsonl"),
               ("text/make_jinja_goldens.py", [], "jinja.cases.jsonl"),
               ("text/make_task_chat_goldens.py", [TASK_FILES], "task_chat.cases.jsonl"),

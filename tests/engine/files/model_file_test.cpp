@@ -96,6 +96,25 @@ TEST(Gguf, EveryTensorAsGgufReadsIt) {
   EXPECT_EQ(text->end_ids, std::vector<int32_t>{2});
 }
 
+// A block read in another order, or a product and a sum rounded together, would be a slightly other model.
+TEST(Gguf, EveryElementTypeAsGgufReadsIt) {
+  auto file = GgufFile::Open(GoldenPath("quants.gguf"));
+  ASSERT_TRUE(file.ok()) << file.status().ToString();
+  const text::Value golden = text::ParseJson(ReadFile(GoldenPath("quants_expected.json")).value()).value();
+  EXPECT_EQ(golden.as_dict().size(), 11u);
+  EXPECT_EQ(golden.as_dict().size(), file->tensors().size());
+  for (const FileTensor& t : file->tensors()) {
+    SCOPED_TRACE(t.name);
+    EXPECT_EQ(t.name, FileTypeName(t.type));
+    const text::Value* want = golden.Find(t.name);
+    ASSERT_TRUE(want);
+    std::vector<float> got(t.count);
+    ReadElements(t.type, t.bytes, got);
+    for (size_t k = 0; k < 4; ++k) EXPECT_EQ(got[k], static_cast<float>(want->Find("first")->as_list()[k].as_float()));
+    EXPECT_EQ(Crc32(got), want->Find("crc32")->as_int());
+  }
+}
+
 // An exported GGUF model must be the same model.
 TEST(Gguf, ExportIsTheSameModel) {
   const TestDir dir;

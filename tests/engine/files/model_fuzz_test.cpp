@@ -43,6 +43,16 @@ TEST(Fuzz, Gguf) {
     auto model = LoadModel(dir / "x.gguf");
     if (model.ok()) (void)text::LoadTextModel(model->text).ok();
   }
+  const std::string quants = ReadFile(GoldenPath("quants.gguf")).value();  // every element type, no model
+  for (int i = 0; i < 500; ++i) {
+    ASSERT_TRUE(WriteFile(dir / "x.gguf", Mutate(quants, i % 2 ? 700 : 20000, rng)).ok());
+    const auto file = GgufFile::Open(dir / "x.gguf");
+    if (!file.ok()) continue;
+    for (const FileTensor& t : file->tensors()) {
+      std::vector<float> values(t.count);
+      ReadElements(t.type, t.bytes, values);
+    }
+  }
   EXPECT_LT(PeakRssBytes(), int64_t{1} << 30);
 }
 
