@@ -25,9 +25,10 @@
 #include "gateway/client.h"
 #include "gateway/server.h"
 #include "job/initial_model.h"
-#include "job/references.h"
 #include "job/job.h"
+#include "job/optimizers.h"
 #include "job/plan.h"
+#include "job/references.h"
 #include "job/run_folder.h"
 #include "rollout/server.h"
 #include "sandbox/client.h"
@@ -207,22 +208,6 @@ Result<int> ServeGateway(RoleContext& context) {
   return ServeUntilEnd(context, server);
 }
 
-trainer::AdamWOptions MakeOptimizer(const Job& job) {
-  trainer::AdamWOptions options;
-  options.lr = job.optimizer.lr;
-  options.beta1 = job.optimizer.beta1;
-  options.beta2 = job.optimizer.beta2;
-  options.eps = job.optimizer.eps;
-  options.weight_decay = job.optimizer.weight_decay;
-  options.clip_norm = job.optimizer.clip_norm;
-  options.warmup_steps = job.optimizer.warmup_steps;
-  options.total_steps = job.trainer.steps;
-  options.schedule = job.optimizer.schedule == "linear"   ? trainer::Schedule::kLinear
-                     : job.optimizer.schedule == "cosine" ? trainer::Schedule::kCosine
-                                                          : trainer::Schedule::kConstant;
-  return options;
-}
-
 Result<int> ServeTrainer(RoleContext& context) {
   const Job& job = context.job;
   ASSIGN_OR_RETURN(engine::ModelFile model, engine::LoadModel(PolicyPath(job, context.run_dir)));
@@ -252,9 +237,7 @@ Result<int> ServeTrainer(RoleContext& context) {
     sft.tokens = job.trainer.sft->tokens;
     sft.batch_tokens = job.trainer.sft->batch_tokens;
     sft.warmup_fraction = job.trainer.sft->warmup_fraction;
-    sft.optimizer = training.optimizer;
-    sft.optimizer.lr = job.trainer.sft->lr;
-    sft.optimizer.schedule = trainer::Schedule::kLinear;
+    sft.optimizer = MakeWarmUpOptimizer(job);
     options.sft_source = [&](int64_t index) -> Result<trainer::SftRow> {
       const agents::Demonstration demonstration = agents::TerminalDemonstration(job.seed, index, job.trainer.sft->poor_fraction);
       ASSIGN_OR_RETURN(agents::DemonstrationRow row, agents::ToRow(demonstration, text));
