@@ -43,7 +43,8 @@ Shapes::Shapes(const ModelConfig& c)
 
 size_t LayerState::bytes() const {
   size_t n = 0;
-  for (const Buffer* b : {&x, &h1, &h2, &r1, &r2, &q, &o, &oe, &row_max, &row_inverse_sum, &x_mid, &gate_up, &act}) {
+  for (const Buffer* b : {&x, &h1, &h2, &r1, &r2, &q, &o, &oe, &row_max, &row_inverse_sum, &x_mid, &gate_up, &act, &q_raw, &k_raw,
+                          &rq, &rk, &attention, &mlp, &r_attention, &r_mlp}) {
     n += b->bytes();
   }
   return n;
@@ -151,10 +152,10 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
   const ModelConfig& c = weights.config();
   const Shapes s(c);
   const cpu::Ops& ops = engine_.ops(weights.profile());
+  const cpu::Ops& f32 = engine_.ops(Profile::kF32);  // for norms whose output stays fp32
   const int element = ops.element_bytes;
   const int rows = plan.rows(), padded = RoundUp(rows, 32);
   const auto eps = static_cast<float>(c.rms_eps);
-  const RopeTable& rope = weights.rope();
   states_.resize(std::max<size_t>(states_.size(), keep ? c.layers : 1));
   scratch_.resize(engine_.threads().count());
 
@@ -174,6 +175,21 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
     state.x_mid.Get<float>(static_cast<size_t>(rows) * s.width);
     state.gate_up.Get<float>(static_cast<size_t>(rows) * s.gate_up_rows);
     e_rows(state.act, s.ffn_depth);
+    if (const LayerSpec& spec = weights.layer(l).spec; spec.qk_norm || spec.output_norms) {
+      const auto f_rows = [&](Buffer& b, int columns) { b.Get<float>(static_cast<size_t>(rows) * columns); };
+      if (spec.qk_norm) {
+        f_rows(state.q_raw, c.q_dim());
+        f_rows(state.k_raw, c.kv_dim());
+        f_rows(state.rq, c.heads);
+        f_rows(state.rk, c.kv_heads);
+      }
+      if (spec.output_norms) {
+        f_rows(state.attention, s.width);
+        f_rows(state.mlp, s.width);
+        f_rows(state.r_attention, 1);
+        f_rows(state.r_mlp, 1);
+      }
+    }
   }
   final_x_.Get<float>(static_cast<size_t>(rows) * s.width);
   const auto state_of = [&](int l) -> LayerState& { return states_[keep ? l : 0]; };
@@ -196,23 +212,40 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
     const ComputeWeights::Layer& w = weights.layer(l);
     auto* h1 = state.h1.as<std::byte>() + static_cast<size_t>(r0) * s.width_depth * element;
     for (int r = r0; r < r1; ++r) {
-      ops.rms_norm(state.x.as<float>() + static_cast<size_t>(r) * s.width, w.input_norm, eps, s.width, s.width_depth,
+      ops.rms_norm(state.x.as<float>() + static_cast<size_t>(r) * s.width, w.input_gain, eps, s.width, s.width_depth,
                    state.h1.as<std::byte>() + static_cast<size_t>(r) * s.width_depth * element, nullptr,
                    state.r1.as<float>() + r);
     }
     float* qkv = scratch_[thread].as<float>();
     alignas(64) std::byte row_e[1024 * 4 + 64];  // one rounded head; head_dim <= 1024
-    RunGemm(ops, Product(h1, s.width_depth, w.qkv.data, r1 - r0, s.qkv_rows, qkv), split);
+    cpu::Gemm product = Product(h1, s.width_depth, w.qkv.data, r1 - r0, s.qkv_rows, qkv);
+    if (w.qkv_bias) {  // the bias is the start of the accumulators
+      for (int r = r0; r < r1; ++r) std::memcpy(qkv + static_cast<size_t>(r - r0) * s.qkv_rows, w.qkv_bias, s.qkv_rows * sizeof(float));
+      product.add = true;
+    }
+    RunGemm(ops, product, split);
+    alignas(64) float normed[1024];
+    // Head h of a row as it is rotated: as it came, or normed and its raw form kept.
+    const auto head_of = [&](const float* row, int r, int h, int heads, const float* gain, Buffer& raw, Buffer& inverse) {
+      const float* x = row + h * c.head_dim;
+      if (!gain) return x;
+      const size_t at = static_cast<size_t>(r) * heads + h;
+      std::memcpy(raw.as<float>() + at * c.head_dim, x, c.head_dim * sizeof(float));
+      f32.rms_norm(x, gain, eps, c.head_dim, c.head_dim, normed, nullptr, inverse.as<float>() + at);
+      return static_cast<const float*>(normed);
+    };
     for (int r = r0; r < r1; ++r) {
       const float* row = qkv + static_cast<size_t>(r - r0) * s.qkv_rows;
-      const float* cos = rope.cos(plan.position[r]);
-      const float* sin = rope.sin(plan.position[r]);
+      const float* cos = w.rope->cos(plan.position[r]);
+      const float* sin = w.rope->sin(plan.position[r]);
       auto* q = state.q.as<std::byte>() + static_cast<size_t>(r) * s.q_elements * element;
       for (int h = 0; h < c.heads; ++h) {
-        ops.rope(row + h * c.head_dim, cos, sin, c.head_dim, s.head_depth, q + static_cast<size_t>(h) * s.head_depth * element);
+        const float* x = head_of(row, r, h, c.heads, w.q_gain, state.q_raw, state.rq);
+        ops.rope(x, cos, sin, c.head_dim, s.head_depth, q + static_cast<size_t>(h) * s.head_depth * element);
       }
       for (int h = 0; h < c.kv_heads; ++h) {
-        ops.rope(row + s.q_rows + h * c.head_dim, cos, sin, c.head_dim, s.head_depth, row_e);
+        const float* x = head_of(row + s.q_rows, r, h, c.kv_heads, w.k_gain, state.k_raw, state.rk);
+        ops.rope(x, cos, sin, c.head_dim, s.head_depth, row_e);
         for (int i = plan.slot_begin[r]; i < plan.slot_begin[r + 1]; ++i) {
           const Plan::Slot& slot = plan.slots[i];
           std::byte* page = pool.keys(slot.page, l, h);
@@ -254,7 +287,10 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
       a.values = pool.values(0, l, h);
       a.page_bytes = static_cast<int64_t>(KvPool::PageBytes(c, weights.profile()));
       a.pages = plan.tables.data() + tile.table;
-      a.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.head_dim)));
+      const LayerSpec& spec = weights.layer(l).spec;
+      a.scale = static_cast<float>(spec.score_scale);
+      a.cap = static_cast<float>(spec.score_cap);
+      a.window = spec.window;
       a.o = state.o.as<float>() + static_cast<size_t>(tile.first_row) * c.q_dim() + h * s.group * c.head_dim;
       a.o_stride = c.q_dim();
       const size_t first = (static_cast<size_t>(h) * rows + tile.first_row) * s.group;
@@ -265,7 +301,22 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
     });
   };
 
-  // The second half: output projection, norm, MLP. The residual is the start of the accumulators.
+  // out = residual + input · Wᵀ: the residual is the start of the accumulators, or is added to the normed product.
+  const auto add_product = [&](const void* input, int depth, const Panel& matrix, const float* gain, Buffer& product,
+                               Buffer& inverse, const float* residual, int r0, int r1, float* out) {
+    const size_t first = static_cast<size_t>(r0) * s.width;
+    cpu::Gemm g = Product(input, depth, matrix.data, r1 - r0, s.width, gain ? product.as<float>() + first : out);
+    if (!gain) std::memcpy(out, residual, static_cast<size_t>(r1 - r0) * s.width * sizeof(float));
+    g.add = !gain;
+    RunGemm(ops, g, split);
+    for (int r = r0; gain && r < r1; ++r) {
+      const size_t at = static_cast<size_t>(r - r0) * s.width;
+      f32.rms_norm(product.as<float>() + first + at, gain, eps, s.width, s.width, out + at, nullptr, inverse.as<float>() + r);
+      f32.add(out + at, residual + at, s.width);
+    }
+  };
+
+  // The second half: output projection, norm, MLP.
   const auto after_attention = [&](int l, int r0, int r1) {
     LayerState& state = state_of(l);
     const ComputeWeights::Layer& w = weights.layer(l);
@@ -274,30 +325,27 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
       return b.as<std::byte>() + static_cast<size_t>(r) * depth * element;
     };
     const size_t residual = static_cast<size_t>(r0) * s.width;
-    const size_t residual_bytes = static_cast<size_t>(r1 - r0) * s.width * sizeof(float);
     for (int r = r0; r < r1; ++r) {
       ops.round(state.o.as<float>() + static_cast<size_t>(r) * c.q_dim(), c.q_dim(), s.q_depth, e_row(state.oe, r, s.q_depth));
     }
     float* mid = state.x_mid.as<float>() + residual;
-    std::memcpy(mid, state.x.as<float>() + residual, residual_bytes);
-    cpu::Gemm g = Product(e_row(state.oe, r0, s.q_depth), s.q_depth, w.o.data, r1 - r0, s.width, mid);
-    g.add = true;
-    RunGemm(ops, g, split);
+    add_product(e_row(state.oe, r0, s.q_depth), s.q_depth, w.o, w.attention_gain, state.attention, state.r_attention,
+                state.x.as<float>() + residual, r0, r1, mid);
     for (int r = r0; r < r1; ++r) {
-      ops.rms_norm(state.x_mid.as<float>() + static_cast<size_t>(r) * s.width, w.post_norm, eps, s.width, s.width_depth,
+      ops.rms_norm(state.x_mid.as<float>() + static_cast<size_t>(r) * s.width, w.mlp_gain, eps, s.width, s.width_depth,
                    e_row(state.h2, r, s.width_depth), nullptr, state.r2.as<float>() + r);
     }
-    g = Product(e_row(state.h2, r0, s.width_depth), s.width_depth, w.gate_up.data, r1 - r0, s.gate_up_rows,
-                state.gate_up.as<float>() + static_cast<size_t>(r0) * s.gate_up_rows);
-    RunGemm(ops, g, split);
+    RunGemm(ops,
+            Product(e_row(state.h2, r0, s.width_depth), s.width_depth, w.gate_up.data, r1 - r0, s.gate_up_rows,
+                    state.gate_up.as<float>() + static_cast<size_t>(r0) * s.gate_up_rows),
+            split);
+    const auto activate = w.spec.activation == Activation::kSilu ? ops.silu_mul : ops.gelu_mul;
     for (int r = r0; r < r1; ++r) {
       const float* gate = state.gate_up.as<float>() + static_cast<size_t>(r) * s.gate_up_rows;
-      ops.silu_mul(gate, gate + s.gate_rows, s.ffn, s.ffn_depth, e_row(state.act, r, s.ffn_depth));
+      activate(gate, gate + s.gate_rows, s.ffn, s.ffn_depth, e_row(state.act, r, s.ffn_depth));
     }
-    std::memcpy(next + residual, mid, residual_bytes);
-    g = Product(e_row(state.act, r0, s.ffn_depth), s.ffn_depth, w.down.data, r1 - r0, s.width, next + residual);
-    g.add = true;
-    RunGemm(ops, g, split);
+    add_product(e_row(state.act, r0, s.ffn_depth), s.ffn_depth, w.down, w.out_gain, state.mlp, state.r_mlp, mid, r0, r1,
+                next + residual);
   };
 
   // Rows [r0, r1) of a stage on one thread, or all of them here with the columns split.
@@ -310,7 +358,11 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
 
   float* x0 = state_of(0).x.as<float>();
   stage([&](int r0, int r1, int thread) {
-    for (int r = r0; r < r1; ++r) EmbeddingRow(weights, plan.token[r], x0 + static_cast<size_t>(r) * s.width);
+    for (int r = r0; r < r1; ++r) {
+      float* row = x0 + static_cast<size_t>(r) * s.width;
+      EmbeddingRow(weights, plan.token[r], row);
+      if (weights.spec().embedding_scale != 1) ops.scale(row, static_cast<float>(weights.spec().embedding_scale), s.width);
+    }
     before_attention(0, r0, r1, thread);
   });
   for (int l = 0; l < c.layers; ++l) {
@@ -330,6 +382,7 @@ void ForwardPass::Head(const ComputeWeights& weights, std::span<const HeadRow> r
   const cpu::Ops& ops = engine_.ops(weights.profile());
   const int element = ops.element_bytes;
   const bool bf16 = weights.profile() == Profile::kBf16;
+  const auto cap = static_cast<float>(weights.spec().logit_cap);
   const auto count = static_cast<int>(rows.size());
   if (!count) return;
   const int threads = UsefulThreads(weights, count, engine_.threads().count());
@@ -344,7 +397,7 @@ void ForwardPass::Head(const ComputeWeights& weights, std::span<const HeadRow> r
     for (int i = r0; i < r1; ++i) {
       const size_t at = static_cast<size_t>(i) * s.width_depth * element;
       float inverse_rms;
-      ops.rms_norm(final_x_.as<float>() + static_cast<size_t>(rows[i].row) * s.width, weights.final_norm(),
+      ops.rms_norm(final_x_.as<float>() + static_cast<size_t>(rows[i].row) * s.width, weights.final_gain(),
                    static_cast<float>(c.rms_eps), s.width, s.width_depth, hi + at, bf16 ? lo + at : nullptr, &inverse_rms);
     }
     float* out = logits ? logits + static_cast<size_t>(r0) * s.vocab
@@ -355,6 +408,7 @@ void ForwardPass::Head(const ComputeWeights& weights, std::span<const HeadRow> r
     RunGemm(ops, g, split);
     const auto finish = [&](int i) {
       float* row = out + static_cast<size_t>(i - r0) * s.vocab;
+      if (cap != 0) ops.soft_cap(row, cap, s.vocab);
       if (rows[i].inv_temperature != 1) ops.scale(row, rows[i].inv_temperature, s.vocab);
       log_sum_exp[i] = ops.log_sum_exp(row, s.vocab);
       if (on_row) on_row(i, row);

@@ -56,7 +56,8 @@ struct Shapes {
   int group;
 };
 
-// What a layer leaves for the backward pass. E buffers have rows padded to a multiple of 32.
+// What a layer leaves for the backward pass. E buffers have rows padded to a multiple of 32. Those of the last lines are there only
+// where the layer has such a part (engine/layer.h).
 struct LayerState {
   Buffer x;            // fp32 [rows][width]: the residual at the layer's input
   Buffer h1, h2;       // E [rows][width_depth]: normed inputs of attention and MLP
@@ -68,6 +69,10 @@ struct LayerState {
   Buffer x_mid;        // fp32: residual between attention and MLP
   Buffer gate_up;      // fp32 [rows][gate_up_rows]
   Buffer act;          // E [rows][ffn_depth]
+  Buffer q_raw, k_raw;  // fp32 [rows][q_dim], [rows][kv_dim]: heads before their norm
+  Buffer rq, rk;        // fp32 [rows][heads], [rows][kv_heads]: inverse RMS
+  Buffer attention, mlp;      // fp32 [rows][width]: outputs before their norm
+  Buffer r_attention, r_mlp;  // fp32 [rows]
   size_t bytes() const;
 };
 

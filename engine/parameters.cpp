@@ -6,33 +6,26 @@
 #include <fmt/format.h>
 
 #include "common/check.h"
+#include "engine/layer.h"
 
 namespace temper::engine {
 
 std::vector<TensorSpec> TensorSpecs(const ModelConfig& c) {
   std::vector<TensorSpec> out;
   int64_t offset = 0;
-  auto add = [&](std::string name, std::vector<int64_t> shape) {
+  auto add = [&](std::string name, std::vector<int64_t> shape, bool gain) {
     int64_t size = 1;
     for (int64_t n : shape) size *= n;
-    out.push_back({std::move(name), std::move(shape), offset, size});
+    out.push_back({std::move(name), std::move(shape), offset, size, gain});
     offset += size;
   };
-  add("model.embed_tokens.weight", {c.vocab, c.width});
+  const std::vector<LayerTensor> of_layer = LayerTensors(c);
+  add("model.embed_tokens.weight", {c.vocab, c.width}, false);
   for (int l = 0; l < c.layers; ++l) {
-    const std::string p = fmt::format("model.layers.{}.", l);
-    add(p + "input_layernorm.weight", {c.width});
-    add(p + "self_attn.q_proj.weight", {c.q_dim(), c.width});
-    add(p + "self_attn.k_proj.weight", {c.kv_dim(), c.width});
-    add(p + "self_attn.v_proj.weight", {c.kv_dim(), c.width});
-    add(p + "self_attn.o_proj.weight", {c.width, c.q_dim()});
-    add(p + "post_attention_layernorm.weight", {c.width});
-    add(p + "mlp.gate_proj.weight", {c.ffn, c.width});
-    add(p + "mlp.up_proj.weight", {c.ffn, c.width});
-    add(p + "mlp.down_proj.weight", {c.width, c.ffn});
+    for (const LayerTensor& t : of_layer) add(fmt::format("model.layers.{}.{}", l, t.name), t.shape, t.gain());
   }
-  add("model.norm.weight", {c.width});
-  if (!c.tied) add("lm_head.weight", {c.vocab, c.width});
+  add("model.norm.weight", {c.width}, true);
+  if (!c.tied) add("lm_head.weight", {c.vocab, c.width}, false);
   return out;
 }
 
@@ -78,7 +71,7 @@ Parameters InitParameters(const ModelConfig& config, uint64_t seed) {
     const TensorSpec& spec = params.tensors()[i];
     std::span<float> data = params.tensor(i);
     if (!spec.matrix()) {
-      std::fill(data.begin(), data.end(), 1.0f);
+      std::fill(data.begin(), data.end(), spec.gain ? static_cast<float>(1 - SpecOf(config).gain_offset) : 0.0f);
       continue;
     }
     double deviation = inner;

@@ -17,11 +17,12 @@ struct TensorSpec {
   std::vector<int64_t> shape;  // {out, in} for a matrix (row-major), {n} for a vector
   int64_t offset = 0;          // in floats, into Parameters::flat()
   int64_t size = 0;            // in floats
+  bool gain = false;           // of a norm: what is stored may mean 1 more (engine/layer.h)
   bool matrix() const { return shape.size() == 2; }
 };
 
-// Canonical order: embed_tokens; per layer input_layernorm, q, k, v, o, post_attention_layernorm, gate, up, down; norm;
-// lm_head (absent when tied).
+// Canonical order: embed_tokens; per layer those of LayerTensors (engine/layer.h), for Llama input_layernorm, q, k, v, o,
+// post_attention_layernorm, gate, up, down; norm; lm_head (absent when tied).
 std::vector<TensorSpec> TensorSpecs(const ModelConfig& config);
 
 // Movable, copyable (a copy copies the numbers). Not thread-safe for writing; tensors do not overlap.
@@ -49,7 +50,7 @@ class Parameters {
 };
 using Gradients = Parameters;
 
-// A new policy: norms 1, embedding of standard deviation 1/sqrt(width), a head of its own 0.02, matrices of standard deviation
+// A new policy: norms 1, biases 0, embedding of standard deviation 1/sqrt(width), a head of its own 0.02, matrices of standard deviation
 // sqrt(2 / (5 * width)) (those that write the residual stream divided by sqrt(2 * layers)). A pure function of (config, seed)
 // on every machine.
 Parameters InitParameters(const ModelConfig& config, uint64_t seed);

@@ -13,9 +13,9 @@ namespace temper::engine {
 // Thread-safe.
 class RopeTable {
  public:
-  explicit RopeTable(const ModelConfig& config);
+  RopeTable(const ModelConfig& config, int which);
 
-  // [head_dim / 2] each; position below max_positions.
+  // [head_dim / 2] each, times the attention factor of the scaling; position below max_positions.
   const float* cos(int position) const { return Row(position); }
   const float* sin(int position) const { return Row(position) + inverse_.size(); }
 
@@ -28,12 +28,16 @@ class RopeTable {
   const float* Row(int position) const;
 
   std::vector<double> inverse_;
+  double factor_;
   std::unique_ptr<Block[]> blocks_;
 };
 
+// Of table `which` of a model (LayerSpec::rope): 0 its own, 1 that of Gemma's windowed layers.
 // Inverse frequency of each pair, scaling applied, in double ([head_dim / 2]).
-std::vector<double> InverseFrequencies(const ModelConfig& config);
+std::vector<double> InverseFrequencies(const ModelConfig& config, int which);
+// What cos and sin are multiplied by.
+double AngleFactor(const ModelConfig& config, int which);
 // Cached while anyone holds it. Thread-safe.
-std::shared_ptr<const RopeTable> GetRopeTable(const ModelConfig& config);
+std::shared_ptr<const RopeTable> GetRopeTable(const ModelConfig& config, int which);
 
 }  // namespace temper::engine

@@ -154,8 +154,8 @@ struct TrainPass::State {
   std::vector<float> logprobs;
 
   // Backward.
-  Buffer dx, dh, dy, dgu, do_e, dqkv, delta, dk, dv, panel, panel2, wt, head_e, head_panel, head_dlogits, head_dh, head_x,
-      head_wt;
+  Buffer dx, dh, dy, dgu, do_e, dqkv, dq_f, dk_f, delta, dk, dv, panel, panel2, wt, head_e, head_panel, head_dlogits, head_dh,
+      head_x, head_wt;
   std::vector<float> head_rms;
   std::vector<Buffer> scratch;
 
@@ -173,7 +173,7 @@ TrainPass::~TrainPass() = default;
 size_t TrainPass::State::bytes() const {
   size_t n = pass.bytes();
   if (pool) n += KvPool::PageBytes(pool->config(), pool->profile()) * held_pages;
-  for (const Buffer* b : {&logits, &dx, &dh, &dy, &dgu, &do_e, &dqkv, &delta, &dk, &dv, &panel, &panel2, &wt, &head_e,
+  for (const Buffer* b : {&logits, &dx, &dh, &dy, &dgu, &do_e, &dqkv, &dq_f, &dk_f, &delta, &dk, &dv, &panel, &panel2, &wt, &head_e,
                           &head_panel, &head_dlogits, &head_dh, &head_x, &head_wt}) {
     n += b->bytes();
   }
@@ -187,11 +187,15 @@ size_t TrainPass::EstimateBytes(const ModelConfig& c, Profile profile, int64_t n
   const Shapes s(c);
   const size_t e = profile == Profile::kBf16 ? 2 : 4;
   const size_t rows = (nodes + 31) / 32 * 32 + 32;
+  const LayerSpec spec = LayerOf(c, 0);
+  const size_t raw = 4 * (c.q_dim() + c.kv_dim() + c.heads + c.kv_heads);  // what a norm of the heads keeps
   const size_t layer = 4 * (2 * s.width + c.q_dim() + s.gate_up_rows + 2 * c.heads + 2) +
-                       e * (2 * s.width_depth + s.q_elements + s.q_depth + s.ffn_depth);
+                       e * (2 * s.width_depth + s.q_elements + s.q_depth + s.ffn_depth) + (spec.qk_norm ? raw : 0) +
+                       (spec.output_norms ? 4 * (2 * s.width + 2) : 0);
   const size_t backward = 4 * (3 * s.width + c.heads) +
                           e * (s.width_depth + RoundUp(s.gate_up_rows, 32) + s.q_elements + RoundUp(s.qkv_rows, 32) +
-                               2 * std::max({s.ffn_depth, s.width_depth, s.q_depth}));
+                               2 * std::max({s.ffn_depth, s.width_depth, s.q_depth})) +
+                          (spec.qk_norm ? raw : 0);
   const size_t pages = nodes / kPagePositions + 2 * branches + 1;
   const size_t head = std::min<size_t>(kKeepLogitsBytes, rows * s.vocab * 4) +
                       kHeadBlock * (4 * s.vocab + e * RoundUp(s.vocab, 32) + 16 * s.width_depth);
@@ -317,6 +321,7 @@ void TrainPass::Backward(std::span<const float> coef, Gradients& grads) {
   const ModelConfig& c = s.weights->config();
   const int rows = s.tree->size();
   const cpu::Ops& ops = s.engine.ops(s.weights->profile());
+  const auto embedding_scale = static_cast<float>(s.weights->spec().embedding_scale);
   s.scratch.resize(s.engine.threads().count());
   std::memset(s.dx.Get<float>(static_cast<size_t>(rows) * c.width), 0, static_cast<size_t>(rows) * c.width * sizeof(float));
   s.BackwardHead(coef, grads);
@@ -324,8 +329,9 @@ void TrainPass::Backward(std::span<const float> coef, Gradients& grads) {
   // The embedding of every row, in batch order.
   float* embedding = grads.tensor(0).data();
   for (int r = 0; r < rows; ++r) {
-    ops.add(embedding + static_cast<size_t>(s.tree->token[r]) * c.width, s.dx.as<float>() + static_cast<size_t>(r) * c.width,
-            c.width);
+    float* row = s.dx.as<float>() + static_cast<size_t>(r) * c.width;
+    if (embedding_scale != 1) ops.scale(row, embedding_scale, c.width);
+    ops.add(embedding + static_cast<size_t>(s.tree->token[r]) * c.width, row, c.width);
   }
 }
 
@@ -361,8 +367,8 @@ void TrainPass::State::BackwardHead(std::span<const float> coef, Gradients& grad
   float* x = head_x.Get<float>(static_cast<size_t>(kHeadBlock) * s.width);
   auto* hi_panel = head_panel.Get<std::byte>(static_cast<size_t>(kHeadBlock) * width16 * e);
   head_rms.resize(kHeadBlock);
-  const int head_tensor = c.tied ? 0 : static_cast<int>(grads.tensors().size()) - 1;
-  const int norm_tensor = static_cast<int>(grads.tensors().size()) - (c.tied ? 1 : 2);
+  const int head_tensor = HeadIndex(c), norm_tensor = FinalGainIndex(c);
+  const auto cap = static_cast<float>(weights->spec().logit_cap);
   float* dw = grads.tensor(head_tensor).data();
 
   for (size_t begin = 0; begin < used.size(); begin += kHeadBlock) {
@@ -375,12 +381,14 @@ void TrainPass::State::BackwardHead(std::span<const float> coef, Gradients& grad
         const size_t at = static_cast<size_t>(r) * s.width_depth * e;
         std::memcpy(x + static_cast<size_t>(r) * s.width,
                     pass.final_x() + static_cast<size_t>(head[used[begin + r]].row) * s.width, s.width * sizeof(float));
-        ops.rms_norm(x + static_cast<size_t>(r) * s.width, weights->final_norm(), static_cast<float>(c.rms_eps), s.width,
+        ops.rms_norm(x + static_cast<size_t>(r) * s.width, weights->final_gain(), static_cast<float>(c.rms_eps), s.width,
                      s.width_depth, hi + at, e == 2 ? lo + at : nullptr, &head_rms[r]);
       }
       float* again = nullptr;
+      float* capped = nullptr;  // a row of logits before its gradient takes their place
+      if (!logits_kept || cap != 0) capped = scratch[thread].Get<float>(static_cast<size_t>(kRows + 1) * s.vocab);
       if (!logits_kept) {
-        again = scratch[thread].Get<float>(static_cast<size_t>(kRows) * s.vocab);
+        again = capped + s.vocab;
         cpu::Gemm g;
         g.a = hi + static_cast<size_t>(r0) * s.width_depth * e;
         g.a2 = e == 2 ? lo + static_cast<size_t>(r0) * s.width_depth * e : nullptr;
@@ -397,7 +405,9 @@ void TrainPass::State::BackwardHead(std::span<const float> coef, Gradients& grad
         const int i = used[begin + r];
         const float t = head[i].inv_temperature;
         float* row = again ? again + static_cast<size_t>(r - r0) * s.vocab : logits.as<float>() + static_cast<size_t>(i) * s.vocab;
+        if (again && cap != 0) ops.soft_cap(row, cap, s.vocab);
         if (again && t != 1) ops.scale(row, t, s.vocab);
+        if (cap != 0) std::memcpy(capped, row, s.vocab * sizeof(float));
         // dlogits = 1/T (Σ coef onehot - (Σ coef) softmax)
         float total = 0;
         for (int j = child_begin[i]; j < child_begin[i + 1]; ++j) total += coef[child[j]];
@@ -405,6 +415,7 @@ void TrainPass::State::BackwardHead(std::span<const float> coef, Gradients& grad
         for (int j = child_begin[i]; j < child_begin[i + 1]; ++j) {
           row[tree->token[child[j]]] += coef[child[j]] * t;
         }
+        if (cap != 0) ops.soft_cap_backward(row, capped, 1.0f / (cap * t), s.vocab);
         ops.round(row, s.vocab, vocab_depth, dlogits + static_cast<size_t>(r) * vocab_depth * e);
       }
       cpu::Gemm g;
@@ -441,13 +452,14 @@ void TrainPass::State::BackwardHead(std::span<const float> coef, Gradients& grad
     });
     for (int r = 0; r < count; ++r) {  // in order: two head rows may share a row
       const size_t at = static_cast<size_t>(r) * s.width;
-      ops.rms_norm_backward(dnorm + at, x + at, weights->final_norm(), head_rms[r], s.width,
+      ops.rms_norm_backward(dnorm + at, x + at, weights->final_gain(), head_rms[r], s.width,
                             dx.as<float>() + static_cast<size_t>(head[used[begin + r]].row) * s.width);
     }
   }
 }
 
-// The attention of one layer: from do_e (dO, rounded), q, and the pages to dqkv (rounded, rotated back).
+// The attention of one layer: from do_e (dO, rounded), q, and the pages to dqkv (rounded, rotated back, through the norms of the
+// heads, whose own gradients need dq_f and dk_f: fp32, rotated back).
 void TrainPass::State::BackwardAttention(int l) {
   const ModelConfig& c = weights->config();
   const Shapes s(c);
@@ -456,12 +468,29 @@ void TrainPass::State::BackwardAttention(int l) {
   const int rows = tree->size();
   const Plan& plan = tree_plan.plan;
   const LayerState& state = pass.states()[l];
-  const RopeTable& rope = weights->rope();
+  const ComputeWeights::Layer& w = weights->layer(l);
+  const RopeTable& rope = *w.rope;
   const int dqkv_depth = RoundUp(s.qkv_rows, 32);
   const size_t page_floats = static_cast<size_t>(kPagePositions) * s.head_width;
   float* dk_pages = dk.Get<float>(static_cast<size_t>(tree_plan.pages) * c.kv_heads * page_floats);
   float* dv_pages = dv.Get<float>(static_cast<size_t>(tree_plan.pages) * c.kv_heads * page_floats);
-  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.head_dim)));
+  if (w.spec.qk_norm) {
+    dq_f.Get<float>(static_cast<size_t>(rows) * c.q_dim());
+    dk_f.Get<float>(static_cast<size_t>(rows) * c.kv_dim());
+  }
+  // The gradient of head h of a row as it was projected, from that of its rotated form, rounded to `out`; `row` is overwritten.
+  const auto unrotate = [&](float* row, int r, int h, int heads, const float* gain, Buffer& kept, const Buffer& raw,
+                            const Buffer& inverse, std::byte* out) {
+    ops.rope_inverse(row, rope.cos(plan.position[r]), rope.sin(plan.position[r]), c.head_dim);
+    if (gain) {
+      const size_t at = static_cast<size_t>(r) * heads + h;
+      float* d_head = kept.as<float>() + at * c.head_dim;
+      std::memcpy(d_head, row, c.head_dim * sizeof(float));
+      std::memset(row, 0, c.head_dim * sizeof(float));
+      ops.rms_norm_backward(d_head, raw.as<float>() + at * c.head_dim, gain, inverse.as<float>()[at], c.head_dim, row);
+    }
+    ops.round(row, c.head_dim, c.head_dim, out);
+  };
 
   const int units = static_cast<int>(tree_plan.roots.size()) * c.kv_heads;
   engine.threads().Run(units, [&](int unit, int thread) {
@@ -519,6 +548,8 @@ void TrainPass::State::BackwardAttention(int l) {
       for (int i = tree_plan.reader_begin[page]; i < tree_plan.reader_begin[page + 1]; ++i) {
         const int t = tree_plan.readers[i].tile - root.first_tile;
         const Plan::Tile& tile = plan.tiles[root.first_tile + t];
+        // Every row's window may have passed the page.
+        if (w.spec.window && tile.first_position - w.spec.window >= tree_plan.readers[i].first_key + kPagePositions - 1) continue;
         const size_t row = (static_cast<size_t>(h) * rows + tile.first_row) * s.group;
         cpu::AttentionBackward a;
         a.rows = tile.tokens * s.group;
@@ -536,7 +567,9 @@ void TrainPass::State::BackwardAttention(int l) {
         a.keys = pool->keys(page, l, h);
         a.values_by_key = values_by_key;
         a.keys_by_dim = keys_by_dim;
-        a.scale = scale;
+        a.scale = static_cast<float>(w.spec.score_scale);
+        a.cap = static_cast<float>(w.spec.score_cap);
+        a.window = w.spec.window;
         a.dq = dq + first[t] * s.head_width;
         a.dk = dk_page;
         a.dv = dv_page;
@@ -550,9 +583,9 @@ void TrainPass::State::BackwardAttention(int l) {
         const int r = tile.first_row + i;
         for (int g = 0; g < s.group; ++g) {
           float* row = dq + (first[t] + static_cast<size_t>(i) * s.group + g) * s.head_width;
-          ops.rope_inverse(row, rope.cos(plan.position[r]), rope.sin(plan.position[r]), c.head_dim);
-          ops.round(row, c.head_dim, c.head_dim,
-                    dqkv.as<std::byte>() + (static_cast<size_t>(r) * dqkv_depth + (h * s.group + g) * c.head_dim) * e);
+          const int which = h * s.group + g;
+          unrotate(row, r, which, c.heads, w.q_gain, dq_f, state.q_raw, state.rq,
+                   dqkv.as<std::byte>() + (static_cast<size_t>(r) * dqkv_depth + which * c.head_dim) * e);
         }
       }
     }
@@ -577,8 +610,8 @@ void TrainPass::State::BackwardAttention(int l) {
             ops.add(v, dv_pages + at, c.head_dim);
           }
         }
-        ops.rope_inverse(k, rope.cos(plan.position[r]), rope.sin(plan.position[r]), c.head_dim);
-        ops.round(k, c.head_dim, c.head_dim, out + static_cast<size_t>(s.q_rows + h * c.head_dim) * e);
+        unrotate(k, r, h, c.kv_heads, w.k_gain, dk_f, state.k_raw, state.rk,
+                 out + static_cast<size_t>(s.q_rows + h * c.head_dim) * e);
         ops.round(v, c.head_dim, c.head_dim, out + static_cast<size_t>(s.q_rows + s.kv_rows + h * c.head_dim) * e);
       }
     }
@@ -692,65 +725,80 @@ void TrainPass::State::BackwardLayer(int l, Gradients& grads) {
       }
     });
   };
-  const int tensor = 1 + 9 * l;
-  const auto grad = [&](int i) { return grads.tensor(tensor + i).data(); };
+  const LayerIndex index(c, l);
+  const auto grad = [&](Role role) { return grads.tensor(index[role]).data(); };
   const auto pack = [&](Buffer& to, const std::byte* x, int depth, int cols) {
     const int panels = RoundUp(cols, 16) / 16;
     auto* out = to.Get<std::byte>(static_cast<size_t>(panels) * 16 * padded * e);
     threads.Run(panels, [&](int i, int) { ops.pack_rows(x, depth, rows, cols, padded, i * 16, i * 16 + 16, out); });
     return out;
   };
-  const auto gain = [&](const float* dnorm, const float* x, const float* r, float* out) {
-    threads.Run(width16 / 16, [&](int i, int) {
-      ops.rms_gain_backward(dnorm, x, r, rows, s.width, i * 16, std::min(s.width, i * 16 + 16), out);
+  // Of `count` vectors of n numbers.
+  const auto gain = [&](const float* dnorm, const float* x, const float* r, int count, int n, float* out) {
+    threads.Run((n + 15) / 16, [&](int i, int) {
+      ops.rms_gain_backward(dnorm, x, r, count, n, i * 16, std::min(n, i * 16 + 16), out);
     });
   };
+  // dy_rows = the gradient of what was added to the residual, rounded: the residual's own, or that before the norm of the output.
+  const auto output_gradient = [&](int r0, int r1, const float* norm_gain, const Buffer& product, const Buffer& inverse,
+                                   float* before, std::byte* dy_rows) {
+    for (int r = r0; r < r1; ++r) {
+      const float* from = residual + static_cast<size_t>(r) * s.width;
+      if (norm_gain) {
+        std::memset(before, 0, s.width * sizeof(float));
+        ops.rms_norm_backward(from, product.as<float>() + static_cast<size_t>(r) * s.width, norm_gain, inverse.as<float>()[r], s.width,
+                              before);
+        from = before;
+      }
+      ops.round(from, s.width, s.width_depth, dy_rows + static_cast<size_t>(r - r0) * s.width_depth * e);
+    }
+  };
+  const auto activate_backward = w.spec.activation == Activation::kSilu ? ops.silu_mul_backward : ops.gelu_mul_backward;
 
   // MLP and the output projection, row by row.
-  const size_t stage_floats = static_cast<size_t>(block) * std::max(s.ffn, c.q_dim());
+  // The gain of an output's norm reads the residual's gradient before the layer adds to it.
+  if (w.out_gain) gain(residual, state.mlp.as<float>(), state.r_mlp.as<float>(), rows, s.width, grad(Role::kOutGain));
+  const size_t stage_floats = static_cast<size_t>(block) * std::max({s.ffn, c.q_dim(), s.width});
   threads.Run(blocks, [&](int item, int thread) {
     const int r0 = item * block, r1 = std::min(rows, r0 + block);
     float* out = scratch[thread].Get<float>(stage_floats);
     auto* dy_rows = dy_e + static_cast<size_t>(r0) * s.width_depth * e;
     auto* dgu_rows = dgu_e + static_cast<size_t>(r0) * gu_depth * e;
-    for (int r = r0; r < r1; ++r) {
-      ops.round(residual + static_cast<size_t>(r) * s.width, s.width, s.width_depth,
-                dy_rows + static_cast<size_t>(r - r0) * s.width_depth * e);
-    }
+    output_gradient(r0, r1, w.out_gain, state.mlp, state.r_mlp, out, dy_rows);
     row_gemm(dy_rows, s.width_depth, turns[0], r1 - r0, s.ffn, out, s.ffn);
     for (int r = r0; r < r1; ++r) {
       const float* gate = state.gate_up.as<float>() + static_cast<size_t>(r) * s.gate_up_rows;
       auto* to = dgu_rows + static_cast<size_t>(r - r0) * gu_depth * e;
-      ops.silu_mul_backward(gate, gate + s.gate_rows, out + static_cast<size_t>(r - r0) * s.ffn, s.ffn, to,
+      activate_backward(gate, gate + s.gate_rows, out + static_cast<size_t>(r - r0) * s.ffn, s.ffn, to,
                             to + static_cast<size_t>(s.gate_rows) * e);
     }
     float* dnorm = dh_f + static_cast<size_t>(r0) * s.width;
     row_gemm(dgu_rows, gu_depth, turns[1], r1 - r0, s.width, dnorm, s.width);
     for (int r = r0; r < r1; ++r) {
       const size_t at = static_cast<size_t>(r) * s.width;
-      ops.rms_norm_backward(dh_f + at, state.x_mid.as<float>() + at, w.post_norm, state.r2.as<float>()[r], s.width, residual + at);
+      ops.rms_norm_backward(dh_f + at, state.x_mid.as<float>() + at, w.mlp_gain, state.r2.as<float>()[r], s.width, residual + at);
     }
   });
   {
     const std::byte* act = pack(panel, state.act.as<std::byte>(), s.ffn_depth, s.ffn);
     const std::byte* h2 = pack(panel2, state.h2.as<std::byte>(), s.width_depth, s.width);
     const WeightGemm list[] = {
-        {dy_e, s.width_depth, s.width, s.ffn, act, grad(8)},
-        {dgu_e, gu_depth, s.ffn, s.width, h2, grad(6)},
-        {dgu_e + static_cast<size_t>(s.gate_rows) * e, gu_depth, s.ffn, s.width, h2, grad(7)},
+        {dy_e, s.width_depth, s.width, s.ffn, act, grad(Role::kDown)},
+        {dgu_e, gu_depth, s.ffn, s.width, h2, grad(Role::kGate)},
+        {dgu_e + static_cast<size_t>(s.gate_rows) * e, gu_depth, s.ffn, s.width, h2, grad(Role::kUp)},
     };
     weight_gemms(list);
-    gain(dh_f, state.x_mid.as<float>(), state.r2.as<float>(), grad(5));
+    gain(dh_f, state.x_mid.as<float>(), state.r2.as<float>(), rows, s.width, grad(Role::kMlpGain));
   }
 
+  if (w.attention_gain) {
+    gain(residual, state.attention.as<float>(), state.r_attention.as<float>(), rows, s.width, grad(Role::kAttentionGain));
+  }
   threads.Run(blocks, [&](int item, int thread) {
     const int r0 = item * block, r1 = std::min(rows, r0 + block);
     float* out = scratch[thread].Get<float>(stage_floats);
     auto* dy_rows = dy_e + static_cast<size_t>(r0) * s.width_depth * e;
-    for (int r = r0; r < r1; ++r) {
-      ops.round(residual + static_cast<size_t>(r) * s.width, s.width, s.width_depth,
-                dy_rows + static_cast<size_t>(r - r0) * s.width_depth * e);
-    }
+    output_gradient(r0, r1, w.attention_gain, state.attention, state.r_attention, out, dy_rows);
     row_gemm(dy_rows, s.width_depth, turns[2], r1 - r0, c.q_dim(), out, c.q_dim());
     for (int r = r0; r < r1; ++r) {
       for (int h = 0; h < c.heads; ++h) {
@@ -763,27 +811,42 @@ void TrainPass::State::BackwardLayer(int l, Gradients& grads) {
   });
   {
     const std::byte* o = pack(panel, state.oe.as<std::byte>(), s.q_depth, c.q_dim());
-    const WeightGemm list[] = {{dy_e, s.width_depth, s.width, c.q_dim(), o, grad(4)}};
+    const WeightGemm list[] = {{dy_e, s.width_depth, s.width, c.q_dim(), o, grad(Role::kO)}};
     weight_gemms(list);
   }
   BackwardAttention(l);
+  if (w.spec.qk_norm) {
+    gain(dq_f.as<float>(), state.q_raw.as<float>(), state.rq.as<float>(), rows * c.heads, c.head_dim, grad(Role::kQGain));
+    gain(dk_f.as<float>(), state.k_raw.as<float>(), state.rk.as<float>(), rows * c.kv_heads, c.head_dim, grad(Role::kKGain));
+  }
+  if (w.spec.qkv_bias) {
+    // A bias is a column of weights whose input is 1: the sum of the rounded gradients.
+    const auto sums = [&](int first, int n, float* out) {
+      threads.Run((n + 15) / 16, [&](int i, int) {
+        ops.column_sums(dqkv_e + static_cast<size_t>(first) * e, dqkv_depth, rows, i * 16, std::min(n, i * 16 + 16), out);
+      });
+    };
+    sums(0, c.q_dim(), grad(Role::kQBias));
+    sums(s.q_rows, c.kv_dim(), grad(Role::kKBias));
+    sums(s.q_rows + s.kv_rows, c.kv_dim(), grad(Role::kVBias));
+  }
   threads.Run(blocks, [&](int item, int) {
     const int r0 = item * block, r1 = std::min(rows, r0 + block);
     row_gemm(dqkv_e + static_cast<size_t>(r0) * dqkv_depth * e, dqkv_depth, turns[3], r1 - r0, s.width,
              dh_f + static_cast<size_t>(r0) * s.width, s.width);
     for (int r = r0; r < r1; ++r) {
       const size_t at = static_cast<size_t>(r) * s.width;
-      ops.rms_norm_backward(dh_f + at, state.x.as<float>() + at, w.input_norm, state.r1.as<float>()[r], s.width, residual + at);
+      ops.rms_norm_backward(dh_f + at, state.x.as<float>() + at, w.input_gain, state.r1.as<float>()[r], s.width, residual + at);
     }
   });
   const std::byte* h1 = pack(panel, state.h1.as<std::byte>(), s.width_depth, s.width);
   const WeightGemm list[] = {
-      {dqkv_e, dqkv_depth, c.q_dim(), s.width, h1, grad(1)},
-      {dqkv_e + static_cast<size_t>(s.q_rows) * e, dqkv_depth, c.kv_dim(), s.width, h1, grad(2)},
-      {dqkv_e + static_cast<size_t>(s.q_rows + s.kv_rows) * e, dqkv_depth, c.kv_dim(), s.width, h1, grad(3)},
+      {dqkv_e, dqkv_depth, c.q_dim(), s.width, h1, grad(Role::kQ)},
+      {dqkv_e + static_cast<size_t>(s.q_rows) * e, dqkv_depth, c.kv_dim(), s.width, h1, grad(Role::kK)},
+      {dqkv_e + static_cast<size_t>(s.q_rows + s.kv_rows) * e, dqkv_depth, c.kv_dim(), s.width, h1, grad(Role::kV)},
   };
   weight_gemms(list);
-  gain(dh_f, state.x.as<float>(), state.r1.as<float>(), grad(0));
+  gain(dh_f, state.x.as<float>(), state.r1.as<float>(), rows, s.width, grad(Role::kInputGain));
 }
 
 }  // namespace temper::engine

@@ -19,12 +19,12 @@
 namespace temper::engine {
 namespace {
 
-// The parts of the buffer in layout order. A panel part stacks the matrices `tensors` (indices into TensorSpecs).
+// The parts of the buffer in layout order. A part stacks the matrices, or the vectors, `tensors` (indices into TensorSpecs).
 struct Part {
   size_t offset = 0;
   std::vector<int> tensors;
-  int rows = 0;   // padded, of the whole stack; 0: a vector
-  int depth = 0;  // padded; for a vector the padded length
+  int rows = 0;   // padded, of the whole stack; 0: vectors
+  int depth = 0;  // padded; for vectors the padded length of all
 };
 
 struct Layout {
@@ -41,25 +41,35 @@ Layout MakeLayout(const ModelConfig& c, Profile profile) {
     part.offset = out.bytes;
     part.tensors = std::move(tensors);
     for (int n : rows) part.rows += RoundUp(n, 16);
-    part.depth = RoundUp(depth, part.rows ? 32 : 16);
+    part.depth = part.rows ? RoundUp(depth, 32) : depth;
     const size_t elements = static_cast<size_t>(part.rows ? part.rows : 1) * part.depth;
     const size_t bytes = elements * (part.rows ? ElementBytes(profile) : 4);
     out.bytes += (bytes + 63) / 64 * 64;
     out.parts.push_back(std::move(part));
   };
-  int t = 0;
-  add({t++}, {c.vocab}, c.width);
+  const auto vector = [&](std::vector<int> tensors, std::vector<int> lengths) {
+    if (tensors[0] < 0) return;  // the family has none
+    int length = 0;
+    for (int n : lengths) length += RoundUp(n, 16);
+    add(std::move(tensors), {}, length);
+  };
+  add({0}, {c.vocab}, c.width);
   for (int l = 0; l < c.layers; ++l) {
-    add({t}, {}, c.width);
-    add({t + 1, t + 2, t + 3}, {c.q_dim(), c.kv_dim(), c.kv_dim()}, c.width);
-    add({t + 4}, {c.width}, c.q_dim());
-    add({t + 5}, {}, c.width);
-    add({t + 6, t + 7}, {c.ffn, c.ffn}, c.width);
-    add({t + 8}, {c.width}, c.ffn);
-    t += 9;
+    const LayerIndex t(c, l);
+    vector({t[Role::kInputGain]}, {c.width});
+    add({t[Role::kQ], t[Role::kK], t[Role::kV]}, {c.q_dim(), c.kv_dim(), c.kv_dim()}, c.width);
+    vector({t[Role::kQBias], t[Role::kKBias], t[Role::kVBias]}, {c.q_dim(), c.kv_dim(), c.kv_dim()});
+    vector({t[Role::kQGain]}, {c.head_dim});
+    vector({t[Role::kKGain]}, {c.head_dim});
+    add({t[Role::kO]}, {c.width}, c.q_dim());
+    vector({t[Role::kAttentionGain]}, {c.width});
+    vector({t[Role::kMlpGain]}, {c.width});
+    add({t[Role::kGate], t[Role::kUp]}, {c.ffn, c.ffn}, c.width);
+    add({t[Role::kDown]}, {c.width}, c.ffn);
+    vector({t[Role::kOutGain]}, {c.width});
   }
-  add({t++}, {}, c.width);
-  if (!c.tied) add({t++}, {c.vocab}, c.width);
+  vector({FinalGainIndex(c)}, {c.width});
+  if (!c.tied) add({HeadIndex(c)}, {c.vocab}, c.width);
   return out;
 }
 
@@ -122,15 +132,19 @@ void Pack(const Parameters& params, Profile profile, std::span<std::byte> out, T
     int tensor, depth, begin, end;  // groups of 16 rows
     std::byte* matrix;
   };
+  const auto gain_offset = static_cast<float>(SpecOf(params.config()).gain_offset);
   constexpr int kGroups = 16;
   std::vector<Item> items;
   for (const Part& part : layout.parts) {
     if (!part.rows) {
-      const auto from = params.tensor(part.tensors[0]);
       auto* to = reinterpret_cast<float*>(out.data() + part.offset);
-      std::memcpy(to, from.data(), from.size_bytes());
-      const size_t padded = (part.depth * sizeof(float) + 63) / 64 * 64;
-      std::memset(to + from.size(), 0, padded - from.size_bytes());
+      std::memset(to, 0, (part.depth * sizeof(float) + 63) / 64 * 64);
+      for (int index : part.tensors) {
+        const auto from = params.tensor(index);
+        const float offset = params.tensors()[index].gain ? gain_offset : 0;
+        for (size_t i = 0; i < from.size(); ++i) to[i] = offset == 0 ? from[i] : from[i] + offset;
+        to += RoundUp(static_cast<int>(from.size()), 16);
+      }
       continue;
     }
     std::byte* at = out.data() + part.offset;
@@ -172,7 +186,8 @@ Result<ComputeWeights> ComputeWeights::View(const ModelConfig& config, Profile p
   w.profile_ = profile;
   w.bytes_ = bytes;
   w.owner_ = std::move(owner);
-  w.rope_ = GetRopeTable(config);
+  w.spec_ = SpecOf(config);
+  for (int i = 0; i < w.spec_.ropes; ++i) w.ropes_.push_back(GetRopeTable(config, i));
   size_t next = 0;
   auto panel = [&] {
     const Part& part = layout.parts[next++];
@@ -182,15 +197,22 @@ Result<ComputeWeights> ComputeWeights::View(const ModelConfig& config, Profile p
   w.embedding_ = panel();
   for (int l = 0; l < config.layers; ++l) {
     Layer layer;
-    layer.input_norm = vector();
+    layer.spec = LayerOf(config, l);
+    layer.rope = w.ropes_[layer.spec.rope].get();
+    layer.input_gain = vector();
     layer.qkv = panel();
+    layer.qkv_bias = layer.spec.qkv_bias ? vector() : nullptr;
+    layer.q_gain = layer.spec.qk_norm ? vector() : nullptr;
+    layer.k_gain = layer.spec.qk_norm ? vector() : nullptr;
     layer.o = panel();
-    layer.post_norm = vector();
+    layer.attention_gain = layer.spec.output_norms ? vector() : nullptr;
+    layer.mlp_gain = vector();
     layer.gate_up = panel();
     layer.down = panel();
+    layer.out_gain = layer.spec.output_norms ? vector() : nullptr;
     w.layers_.push_back(layer);
   }
-  w.final_norm_ = vector();
+  w.final_gain_ = vector();
   w.head_ = config.tied ? w.embedding_ : panel();
   return w;
 }
@@ -222,7 +244,10 @@ Digest ComputeWeights::ComputeDigest() const {
   for (const Part& part : layout.parts) {
     const std::byte* at = bytes_.data() + part.offset;
     if (!part.rows) {
-      XXH3_128bits_update(&state, at, specs[part.tensors[0]].size * sizeof(float));
+      for (int index : part.tensors) {
+        XXH3_128bits_update(&state, at, specs[index].size * sizeof(float));
+        at += static_cast<size_t>(RoundUp(static_cast<int>(specs[index].size), 16)) * sizeof(float);
+      }
       continue;
     }
     for (int index : part.tensors) {

@@ -3,11 +3,13 @@
 // function, so trainer and workers read the very same numbers. Nothing derived (no transposed panels) is in the buffer.
 //
 // Layout, parts in this order, each starting on a 64-byte border:
-//   embedding panel (also the head when tied) · per layer: input norm, [q;k;v] panel, o panel, post norm, [gate;up] panel,
-//   down panel · final norm · head panel (untied only)
+//   embedding panel (also the head when tied) · per layer: input gain, [q;k;v] panel, (their biases, stacked like its rows), (gains of
+//   q and of k), o panel, (gain of the attention's output), gain before the MLP, [gate;up] panel, down panel, (gain of its output) ·
+//   final gain · head panel (untied only); in brackets what only some families have (engine/layer.h)
 // A panel of an [N, K] matrix is [N16/16][K32/2][16] words of two bf16 (k even in the low half), or in f32 [N16/16][K32][16]
 // floats, with N16 and K32 = N and K rounded up to 16 and 32 and zeros in the padding. Stacked matrices are each padded to
-// 16 rows, then follow one another. Vectors are padded with zeros to 16 floats.
+// 16 rows, then follow one another. Vectors are padded with zeros to 16 floats. A gain is what is multiplied with: where the master
+// holds w and means 1 + w, the sum, rounded once.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +22,7 @@
 #include "common/status.h"
 #include "engine/buffer.h"
 #include "engine/config.h"
+#include "engine/layer.h"
 #include "engine/parameters.h"
 #include "engine/threads.h"
 
@@ -53,12 +56,18 @@ void Pack(const Parameters& params, Profile profile, std::span<std::byte> out, T
 class ComputeWeights {
  public:
   struct Layer {
-    const float* input_norm;
+    LayerSpec spec;
+    const RopeTable* rope;
+    const float* input_gain;
     Panel qkv;  // rows: q at 0, k at q_rows, v at q_rows + kv_rows (each padded to 16)
+    const float* qkv_bias;  // by row of the panel, or null
+    const float *q_gain, *k_gain;  // null without
     Panel o;
-    const float* post_norm;
+    const float* attention_gain;  // null without
+    const float* mlp_gain;
     Panel gate_up;  // gate at 0, up at ffn padded to 16
     Panel down;
+    const float* out_gain;  // null without
   };
 
   ComputeWeights() = default;
@@ -80,18 +89,19 @@ class ComputeWeights {
   const Panel& embedding() const { return embedding_; }
   const Panel& head() const { return head_; }
   const Layer& layer(int i) const { return layers_[i]; }
-  const float* final_norm() const { return final_norm_; }
-  const RopeTable& rope() const { return *rope_; }
+  const float* final_gain() const { return final_gain_; }
+  const ModelSpec& spec() const { return spec_; }
 
  private:
   ModelConfig config_;
   Profile profile_ = Profile::kBf16;
   std::span<const std::byte> bytes_;
   std::shared_ptr<const void> owner_;
-  std::shared_ptr<const RopeTable> rope_;
+  std::vector<std::shared_ptr<const RopeTable>> ropes_;
+  ModelSpec spec_;
   Panel embedding_, head_;
   std::vector<Layer> layers_;
-  const float* final_norm_ = nullptr;
+  const float* final_gain_ = nullptr;
 };
 
 // Packs into `memory`, which a loop keeps from step to step: fresh memory of this size costs as much as the packing. What it held

@@ -600,6 +600,96 @@ void SiluMulBackward(const float* gate, const float* up, const float* dact, int 
   }
 }
 
+// x · sigmoid(2u), u = √(2/π) (x + 0.044715 x³): 1 + tanh(u) without its cancellation.
+struct Gelu {
+  F sigmoid, slope;
+};
+inline Gelu GeluAt(F x) {
+  constexpr float kTwice = 1.5957691216057308f, kCube = 0.044715f;
+  const F square = Mul(x, x);
+  const F s = Sigmoid(Mul(Mul(x, Set(kTwice)), Fma(square, Set(kCube), Set(1))));
+  const F inner = Mul(Set(kTwice), Fma(square, Set(3 * kCube), Set(1)));
+  return {s, Fma(Mul(Mul(x, s), Sub(Set(1), s)), inner, s)};
+}
+
+template <class E>
+void GeluMul(const float* gate, const float* up, int n, int depth, void* out) {
+  using T = typename E::T;
+  T* to = static_cast<T*>(out);
+  for (int i = 0; i < n; i += 16) {
+    const int count = MinInt(16, n - i);
+    const F g = LoadN(gate + i, count);
+    const F y = Mul(Mul(g, GeluAt(g).sigmoid), LoadN(up + i, count));
+    if (count == 16) {
+      E::StoreE(to + i, y);
+    } else {
+      StoreSome<E>(to + i, y, count);
+    }
+  }
+  ZeroTail<E>(to, n, depth);
+}
+
+template <class E>
+void GeluMulBackward(const float* gate, const float* up, const float* dact, int n, void* dgate, void* dup) {
+  using T = typename E::T;
+  for (int i = 0; i < n; i += 16) {
+    const int count = MinInt(16, n - i);
+    const F g = LoadN(gate + i, count), d = LoadN(dact + i, count);
+    const Gelu gelu = GeluAt(g);
+    const F dg = Mul(Mul(d, LoadN(up + i, count)), gelu.slope), du = Mul(d, Mul(g, gelu.sigmoid));
+    if (count == 16) {
+      E::StoreE(static_cast<T*>(dgate) + i, dg);
+      E::StoreE(static_cast<T*>(dup) + i, du);
+    } else {
+      StoreSome<E>(static_cast<T*>(dgate) + i, dg, count);
+      StoreSome<E>(static_cast<T*>(dup) + i, du, count);
+    }
+  }
+}
+
+// Within (-1, 1) Padé's form of order 7 over 6, which keeps the relative error of small arguments; else 2 sigmoid(2x) - 1.
+inline F Tanh(F x) {
+  const F one = Set(1);
+  const F size = Max(x, Sub(Zero(), x)), inside = Max(Set(-1), Min(one, x)), q = Mul(inside, inside);
+  const F above = Fma(Fma(Add(q, Set(378)), q, Set(17325)), q, Set(135135));
+  const F below = Fma(Fma(Fma(Set(28), q, Set(3150)), q, Set(62370)), q, Set(135135));
+  const F small = Div(Mul(inside, above), below), large = Sub(Mul(Set(2), Sigmoid(Mul(Set(2), x))), one);
+  return Add(UnlessLess(size, one, large), Sub(small, UnlessLess(size, one, small)));
+}
+
+inline F SoftCapped(F x, F cap) { return Mul(cap, Tanh(Div(x, cap))); }
+
+void SoftCap(float* x, float cap, int n) {
+  for (int i = 0; i < n; i += 16) {
+    const int count = MinInt(16, n - i);
+    StoreN(x + i, SoftCapped(LoadN(x + i, count), Set(cap)), count);
+  }
+}
+
+void SoftCapBackward(float* d, const float* y, float inverse, int n) {
+  for (int i = 0; i < n; i += 16) {
+    const int count = MinInt(16, n - i);
+    const F t = Mul(LoadN(y + i, count), Set(inverse));
+    StoreN(d + i, Mul(LoadN(d + i, count), Fnma(t, t, Set(1))), count);
+  }
+}
+
+template <class E>
+void ColumnSums(const void* x, int64_t stride, int rows, int begin, int end, float* sum) {
+  using T = typename E::T;
+  for (int i = begin; i < end; i += 16) {
+    const int n = MinInt(16, end - i);
+    const T* from = static_cast<const T*>(x) + i;
+    F total = LoadN(sum + i, n);
+    alignas(64) T row[16] = {};
+    for (int r = 0; r < rows; ++r) {
+      std::memcpy(row, from + r * stride, static_cast<size_t>(n) * sizeof(T));
+      total = Add(total, E::LoadE(row));
+    }
+    StoreN(sum + i, total, n);
+  }
+}
+
 void Scale(float* x, float factor, int n) {
   const F f = Set(factor);
   int i = 0;
@@ -788,6 +878,16 @@ inline int Visible(int position, int first_key) {
   return n < 0 ? 0 : n > 64 ? 64 : n;
 }
 
+// How many of a page's 64 keys lie before the window of a row at `position`.
+inline int Passed(int position, int first_key, int window) {
+  if (window == 0) return 0;
+  const int n = position - window + 1 - first_key;
+  return n < 0 ? 0 : n > 64 ? 64 : n;
+}
+
+// b in lanes [0, n), n of any sign, else a.
+inline F WithoutFirst(F a, F b, int n) { return n <= 0 ? a : FirstN(b, a, n); }
+
 // Few rows a page means waiting for memory: ask for the next stretch while this one is computed.
 inline void Prefetch(const std::byte* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + i), _MM_HINT_T0);
@@ -817,18 +917,21 @@ void AttendForward(const AttentionForward& a) {
   std::memset(o, 0, static_cast<size_t>(rows) * width * sizeof(float));
   const int last = a.first_position + a.tokens - 1;
   const F scale = Set(a.scale), minus_inf = Set(-__builtin_inff());
-  for (int page = 0; page * 64 <= last; ++page) {
+  const F factor = a.cap != 0 ? Set(1) : scale;  // capped scores are scaled before
+  const int first_page = a.window && a.first_position >= a.window ? (a.first_position - a.window + 1) / 64 : 0;
+  for (int page = first_page; page * 64 <= last; ++page) {
     const int first_key = page * 64;
     const int seen = Visible(last, first_key);
-    // Rows before the first that sees the page would be left as they are.
+    // Rows before the first that sees the page would be left as they are, and so are rows whose window has passed it.
     const int first_token = a.first_position >= first_key ? 0 : first_key - a.first_position;
-    const int first_row = first_token * a.group;
+    const int end_token = a.window ? MinInt(a.tokens, first_key + 63 + a.window - a.first_position) : a.tokens;
+    const int first_row = first_token * a.group, end_row = end_token * a.group;
     const int64_t offset = a.pages[page] * a.page_bytes;
     Gemm g;
     g.a = q + static_cast<int64_t>(first_row) * depth;
     g.a_stride = depth;
     g.b = a.keys + offset;
-    g.m = rows - first_row;
+    g.m = end_row - first_row;
     g.n = Up(seen, 16);
     g.k = depth;
     g.c = s + static_cast<int64_t>(first_row) * 64;
@@ -839,13 +942,18 @@ void AttendForward(const AttentionForward& a) {
       Prefetch(a.keys + a.pages[page + 1] * a.page_bytes, static_cast<int64_t>(depth) * 64 * sizeof(T));
     }
     const int span = seen > 32 ? 64 : 32;  // a block of zero probabilities adds +0: skipping it is exact
-    for (int r = first_row; r < rows; ++r) {
-      const int n = Visible(a.first_position + r / a.group, first_key);
+    for (int r = first_row; r < end_row; ++r) {
+      const int position = a.first_position + r / a.group;
+      const int n = Visible(position, first_key), passed = Passed(position, first_key, a.window);
       float* row = s + static_cast<int64_t>(r) * 64;
+      if (a.cap != 0) {
+        for (int i = 0; i < n; i += 16) Store(row + i, SoftCapped(Mul(Load(row + i), scale), Set(a.cap)));
+      }
       F v[4];
       for (int i = 0; i < 4; ++i) {
         const int here = n - 16 * i;
-        v[i] = here <= 0 ? minus_inf : FirstN(Mul(Load(row + 16 * i), scale), minus_inf, here);
+        v[i] = here <= 0 ? minus_inf : FirstN(Mul(Load(row + 16 * i), factor), minus_inf, here);
+        if (passed) v[i] = WithoutFirst(v[i], minus_inf, passed - 16 * i);
       }
       const float page_max = MaxTree(Max(Max(v[0], v[1]), Max(v[2], v[3])));
       const float new_max = page_max > max[r] ? page_max : max[r];
@@ -868,13 +976,13 @@ void AttendForward(const AttentionForward& a) {
     h.a_stride = 64;
     h.b = a.values + offset;
     h.b_stride = 64 * 16;
-    h.m = rows - first_row;
+    h.m = end_row - first_row;
     h.n = width;
     h.k = span;
     h.c = pv + static_cast<int64_t>(first_row) * width;
     h.c_stride = width;
     RunGemm<E>(h);
-    for (int r = first_row; r < rows; ++r) {
+    for (int r = first_row; r < end_row; ++r) {
       const F f = Set(alpha[r]);
       for (int i = 0; i < width; i += 16) {
         float* to = o + static_cast<int64_t>(r) * width + i;
@@ -931,7 +1039,8 @@ void AttendBackward(const AttentionBackward& a) {
   RunGemm<E>(g);
   const F scale = Set(a.scale);
   for (int r = 0; r < a.rows; ++r) {
-    const int n = Visible(a.first_position + r / a.group, a.first_key);
+    const int position = a.first_position + r / a.group;
+    const int n = Visible(position, a.first_key), passed = Passed(position, a.first_key, a.window);
     const F max = Set(a.row_max[r]), inverse = Set(a.row_inverse_sum[r]), delta = Set(a.delta[r]);
     for (int i = 0; i < 4; ++i) {
       const int at = r * 64 + 16 * i, here = n - 16 * i;
@@ -940,8 +1049,18 @@ void AttendBackward(const AttentionBackward& a) {
         E::StoreE(ds + at, Zero());
         continue;
       }
-      const F y = FirstN(Mul(Exp(Sub(Mul(Load(s + at), scale), max)), inverse), Zero(), here);
-      const F d = FirstN(Mul(Mul(y, Sub(Load(dp + at), delta)), scale), Zero(), here);
+      F score = Mul(Load(s + at), scale), slope = scale;
+      if (a.cap != 0) {
+        const F cap = Set(a.cap), t = Tanh(Div(score, cap));
+        score = Mul(cap, t);
+        slope = Mul(scale, Fnma(t, t, Set(1)));
+      }
+      F y = FirstN(Mul(Exp(Sub(score, max)), inverse), Zero(), here);
+      F d = FirstN(Mul(Mul(y, Sub(Load(dp + at), delta)), slope), Zero(), here);
+      if (passed) {
+        y = WithoutFirst(y, Zero(), passed - 16 * i);
+        d = WithoutFirst(d, Zero(), passed - 16 * i);
+      }
       E::StoreE(p + at, y);
       E::StoreE(ds + at, d);
     }
@@ -994,6 +1113,11 @@ constexpr Ops MakeOps(const char* name) {
           DotDelta<E>,
           SiluMul<E>,
           SiluMulBackward<E>,
+          GeluMul<E>,
+          GeluMulBackward<E>,
+          SoftCap,
+          SoftCapBackward,
+          ColumnSums<E>,
           Scale,
           LogSumExp,
           SoftmaxScaled,

@@ -40,6 +40,8 @@ struct AttentionForward {
   int64_t page_bytes = 0;
   const int32_t* pages = nullptr;  // ids, from position 0 on
   float scale = 0;
+  float cap = 0;   // scores s, scaled, become cap · tanh(s / cap); 0: they stay
+  int window = 0;  // a row sees the keys at the last `window` positions, its own among them; 0: all
   float* o = nullptr;  // token t, head h at t * o_stride + h * head_dim
   int64_t o_stride = 0;
   float* row_max = nullptr;          // [tokens * group]
@@ -63,7 +65,8 @@ struct AttentionBackward {
   const void* keys = nullptr;             // panel: columns keys, reduced axis head_dim
   const void* values_by_key = nullptr;    // the same form of the values
   const void* keys_by_dim = nullptr;      // panel: columns head_dim, reduced axis keys
-  float scale = 0;
+  float scale = 0, cap = 0;
+  int window = 0;
   float* dq = nullptr;  // [rows][head_dim padded to 16]
   float* dk = nullptr;  // [64][head_dim padded to 16]
   float* dv = nullptr;
@@ -114,9 +117,18 @@ struct Ops {
   // Σ x·y over E rows, 16 lanes, then a tree.
   float (*dot_delta)(const void* d_o, const float* o, int n);
 
-  // out[depth] = E(silu(gate) * up).
+  // out[depth] = E(silu(gate) * up), the same with gelu in the form with tanh.
   void (*silu_mul)(const float* gate, const float* up, int n, int depth, void* out);
   void (*silu_mul_backward)(const float* gate, const float* up, const float* dact, int n, void* dgate, void* dup);
+  void (*gelu_mul)(const float* gate, const float* up, int n, int depth, void* out);
+  void (*gelu_mul_backward)(const float* gate, const float* up, const float* dact, int n, void* dgate, void* dup);
+
+  // x = cap · tanh(x / cap), in place.
+  void (*soft_cap)(float* x, float cap, int n);
+  // d *= slope of soft_cap, of whose output y is a multiple: y · inverse is the tanh.
+  void (*soft_cap_backward)(float* d, const float* y, float inverse, int n);
+  // sum[i] += Σ of column i over E rows in order, for columns [begin, end), begin a multiple of 16.
+  void (*column_sums)(const void* x, int64_t stride, int rows, int begin, int end, float* sum);
 
   // x *= factor.
   void (*scale)(float* x, float factor, int n);

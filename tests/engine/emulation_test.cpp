@@ -61,12 +61,31 @@ float Log(float x) {
 
 float Sigmoid(float x) { return 1 / (1 + Exp(0 - x)); }
 
+float Tanh(float x) {
+  if (std::max(x, 0 - x) >= 1) return 2 * Sigmoid(2 * x) - 1;
+  const float q = x * x;
+  return x * Fma(Fma(q + 378, q, 17325), q, 135135) / Fma(Fma(Fma(28, q, 3150), q, 62370), q, 135135);
+}
+
+struct Activated {
+  float y, slope;
+};
+Activated Activate(Activation kind, float x) {
+  if (kind == Activation::kSilu) {
+    const float s = Sigmoid(x);
+    return {x * s, s * Fma(x, 1 - s, 1)};
+  }
+  const float k = 1.5957691216057308f, cube = 0.044715f, square = x * x;
+  const float s = Sigmoid(x * k * Fma(square, cube, 1));
+  return {x * s, Fma(x * s * (1 - s), k * Fma(square, 3 * cube, 1), s)};
+}
+
 class Emulator {
  public:
   Emulator(const Parameters& params, Profile profile, const TreeBatch& tree)
       : params_(params), c_(params.config()), bf16_(profile == Profile::kBf16), tree_(tree), n_(tree.size()) {
     group_ = c_.heads / c_.kv_heads;
-    rope_ = GetRopeTable(c_);
+    for (int i = 0; i < SpecOf(c_).ropes; ++i) ropes_.push_back(GetRopeTable(c_, i));
     MakePages();
     Forward();
   }
@@ -86,8 +105,9 @@ class Emulator {
     std::vector<int> pages;
   };
   struct Layer {
-    Rows x, h1, q, k, v, o, oe, mid, h2, gate, up, act, max, inverse;
-    Row r1, r2;
+    LayerSpec spec;
+    Rows x, h1, q_raw, k_raw, q, k, v, rq, rk, o, oe, attention, mid, h2, gate, up, act, mlp, max, inverse;
+    Row r1, r_attention, r2, r_mlp;
   };
 
   float R(float x) const { return bf16_ ? FromBf16(ToBf16(x)) : x; }
@@ -142,32 +162,95 @@ class Emulator {
       }
     }
   }
+  float Gain(int tensor, int i) const {
+    const float w = params_.tensor(tensor)[i];
+    return SpecOf(c_).gain_offset == 0 ? w : w + static_cast<float>(SpecOf(c_).gain_offset);
+  }
   Row Norm(const Row& x, int tensor, float* inverse) const {
+    const auto n = static_cast<int>(x.size());
     float lanes[16] = {};
-    for (int i = 0; i < c_.width; ++i) lanes[i % 16] = Fma(x[i], x[i], lanes[i % 16]);
-    const float mean = Tree(lanes) / static_cast<float>(c_.width);
+    for (int i = 0; i < n; ++i) lanes[i % 16] = Fma(x[i], x[i], lanes[i % 16]);
+    const float mean = Tree(lanes) / static_cast<float>(n);
     *inverse = 1.0f / std::sqrt(mean + static_cast<float>(c_.rms_eps));
-    Row y(c_.width);
-    for (int i = 0; i < c_.width; ++i) y[i] = x[i] * *inverse * params_.tensor(tensor)[i];
+    Row y(n);
+    for (int i = 0; i < n; ++i) y[i] = x[i] * *inverse * Gain(tensor, i);
     return y;
   }
   void NormBackward(const Row& dy, const Row& x, int tensor, float r, Row& dx) const {
-    const auto gain = params_.tensor(tensor);
+    const auto n = static_cast<int>(x.size());
     float lanes[16] = {};
-    for (int i = 0; i < c_.width; ++i) lanes[i % 16] = Fma(dy[i] * gain[i], x[i], lanes[i % 16]);
-    const float factor = Tree(lanes) * (r * r * r) / static_cast<float>(c_.width);
-    for (int i = 0; i < c_.width; ++i) dx[i] = dx[i] + Fma(-x[i], factor, dy[i] * gain[i] * r);
+    for (int i = 0; i < n; ++i) lanes[i % 16] = Fma(dy[i] * Gain(tensor, i), x[i], lanes[i % 16]);
+    const float factor = Tree(lanes) * (r * r * r) / static_cast<float>(n);
+    for (int i = 0; i < n; ++i) dx[i] = dx[i] + Fma(-x[i], factor, dy[i] * Gain(tensor, i) * r);
   }
   void GainBackward(Gradients& grads, int tensor, const Rows& dy, const Rows& x, const Row& r) const {
-    for (int i = 0; i < c_.width; ++i) {
+    for (size_t i = 0; i < x[0].size(); ++i) {
       float& g = grads.tensor(tensor)[i];
       for (size_t t = 0; t < dy.size(); ++t) g = Fma(dy[t][i], x[t][i] * r[t], g);
     }
   }
-  void Rotate(float* x, int position, bool back) const {
+  // residual + product, the product normed where outputs are.
+  Row Add(const Row& residual, int matrix, const Row& input, int gain, Row* product, float* r) const {
+    if (gain < 0) return Linear(matrix, input, &residual);
+    *product = Linear(matrix, input);
+    Row y = Norm(*product, gain, r);
+    for (int i = 0; i < c_.width; ++i) y[i] = y[i] + residual[i];
+    return y;
+  }
+  // The gradients of such products, rounded, from those of the residual.
+  Rows AddBackward(Gradients& grads, const Rows& dx, int gain, const Rows& products, const Row& r) const {
+    if (gain >= 0) GainBackward(grads, gain, dx, products, r);
+    Rows out;
+    for (int v = 0; v < n_; ++v) {
+      Row before = dx[v];
+      if (gain >= 0) {
+        before.assign(c_.width, 0);
+        NormBackward(dx[v], products[v], gain, r[v], before);
+      }
+      out.push_back(Rounded(before));
+    }
+    return out;
+  }
+  // Heads of a row before they are rotated.
+  void NormHeads(Row& x, int gain, Row* raw, Row* r) const {
+    if (gain < 0) return;
+    *raw = x;
+    r->resize(x.size() / c_.head_dim);
+    for (size_t h = 0; h < r->size(); ++h) {
+      const Row y = Norm(HeadOf(x, h), gain, &(*r)[h]);
+      std::copy(y.begin(), y.end(), x.begin() + h * c_.head_dim);
+    }
+  }
+  Row HeadOf(const Row& x, size_t h) const { return {x.begin() + h * c_.head_dim, x.begin() + (h + 1) * c_.head_dim}; }
+  // From gradients of heads as they are rotated, in place, to those of heads as they were projected; and of the gain.
+  void NormHeadsBackward(Gradients& grads, Rows& d, int gain, const Rows& raw, const Rows& r) const {
+    if (gain < 0) return;
+    Rows dys, xs;
+    Row inverse;
+    for (int v = 0; v < n_; ++v) {
+      for (size_t h = 0; h < r[v].size(); ++h) {
+        dys.push_back(HeadOf(d[v], h));
+        xs.push_back(HeadOf(raw[v], h));
+        inverse.push_back(r[v][h]);
+        Row before(c_.head_dim, 0);
+        NormBackward(dys.back(), xs.back(), gain, r[v][h], before);
+        std::copy(before.begin(), before.end(), d[v].begin() + h * c_.head_dim);
+      }
+    }
+    GainBackward(grads, gain, dys, xs, inverse);
+  }
+  // A scaled and capped score, and its slope by the product of query and key.
+  Activated Score(const LayerSpec& spec, float product) const {
+    const float scale = static_cast<float>(spec.score_scale), cap = static_cast<float>(spec.score_cap);
+    if (cap == 0) return {product * scale, scale};
+    const float t = Tanh(product * scale / cap);
+    return {cap * t, scale * Fma(-t, t, 1)};
+  }
+  void Rotate(const LayerSpec& spec, float* x, int position, bool back) const {
     const int half = c_.head_dim / 2;
+    const RopeTable& rope = *ropes_[spec.rope];
     for (int i = 0; i < half; ++i) {
-      const float c = rope_->cos(position)[i], s = rope_->sin(position)[i] * (back ? -1.0f : 1.0f);
+      const float c = rope.cos(position)[i], s = rope.sin(position)[i] * (back ? -1.0f : 1.0f);
       const float a = x[i], b = x[half + i];
       x[i] = Fma(-b, s, a * c);
       x[half + i] = Fma(a, s, b * c);
@@ -191,13 +274,17 @@ class Emulator {
   int NodeAt(int page, int i) const { return pages_[page].node[i]; }
   // How many of the page's keys a node sees.
   int Seen(int node, int page) const { return std::clamp(tree_.pos[node] - pages_[page].first_position + 1, 0, 64); }
+  // How many lie before its window.
+  int Passed(const LayerSpec& spec, int node, int page) const {
+    return spec.window ? std::clamp(tree_.pos[node] - spec.window + 1 - pages_[page].first_position, 0, 64) : 0;
+  }
 
   const Parameters& params_;
   const ModelConfig& c_;
   bool bf16_;
   const TreeBatch& tree_;
   int n_, group_;
-  std::shared_ptr<const RopeTable> rope_;
+  std::vector<std::shared_ptr<const RopeTable>> ropes_;
   std::vector<Page> pages_;
   std::vector<Tile> tiles_;
   std::vector<Layer> layers_;
@@ -249,28 +336,39 @@ void Emulator::MakePages() {
 
 void Emulator::Forward() {
   const int hd = c_.head_dim;
-  const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(hd)));
+  const auto embedding_scale = static_cast<float>(SpecOf(c_).embedding_scale), cap = static_cast<float>(SpecOf(c_).logit_cap);
   Rows x;
   for (int v = 0; v < n_; ++v) {
     x.emplace_back();
-    for (int i = 0; i < c_.width; ++i) x.back().push_back(W(0, tree_.token[v], i));
+    for (int i = 0; i < c_.width; ++i) x.back().push_back(W(0, tree_.token[v], i) * embedding_scale);
   }
   for (int l = 0; l < c_.layers; ++l) {
     Layer s;
-    const int base = 1 + 9 * l;
+    s.spec = LayerOf(c_, l);
+    const LayerIndex t(c_, l);
     s.x = x;
-    for (Rows* rows : {&s.h1, &s.q, &s.k, &s.v, &s.o, &s.oe, &s.mid, &s.h2, &s.gate, &s.up, &s.act, &s.max, &s.inverse}) rows->resize(n_);
-    s.r1.resize(n_);
-    s.r2.resize(n_);
+    for (Rows* rows : {&s.h1, &s.q_raw, &s.k_raw, &s.q, &s.k, &s.v, &s.rq, &s.rk, &s.o, &s.oe, &s.attention, &s.mid, &s.h2, &s.gate,
+                       &s.up, &s.act, &s.mlp, &s.max, &s.inverse}) {
+      rows->resize(n_);
+    }
+    for (Row* row : {&s.r1, &s.r_attention, &s.r2, &s.r_mlp}) row->resize(n_);
+    const auto project = [&](Role matrix, Role bias, const Row& h) {
+      if (t[bias] < 0) return Linear(t[matrix], h);
+      const auto from = params_.tensor(t[bias]);
+      const Row start(from.begin(), from.end());
+      return Linear(t[matrix], h, &start);
+    };
     for (int v = 0; v < n_; ++v) {
-      s.h1[v] = Rounded(Norm(x[v], base, &s.r1[v]));
-      s.q[v] = Linear(base + 1, s.h1[v]);
-      s.k[v] = Linear(base + 2, s.h1[v]);
-      for (int h = 0; h < c_.heads; ++h) Rotate(&s.q[v][h * hd], tree_.pos[v], false);
-      for (int h = 0; h < c_.kv_heads; ++h) Rotate(&s.k[v][h * hd], tree_.pos[v], false);
+      s.h1[v] = Rounded(Norm(x[v], t[Role::kInputGain], &s.r1[v]));
+      s.q[v] = project(Role::kQ, Role::kQBias, s.h1[v]);
+      s.k[v] = project(Role::kK, Role::kKBias, s.h1[v]);
+      NormHeads(s.q[v], t[Role::kQGain], &s.q_raw[v], &s.rq[v]);
+      NormHeads(s.k[v], t[Role::kKGain], &s.k_raw[v], &s.rk[v]);
+      for (int h = 0; h < c_.heads; ++h) Rotate(s.spec, &s.q[v][h * hd], tree_.pos[v], false);
+      for (int h = 0; h < c_.kv_heads; ++h) Rotate(s.spec, &s.k[v][h * hd], tree_.pos[v], false);
       s.q[v] = Rounded(s.q[v]);
       s.k[v] = Rounded(s.k[v]);
-      s.v[v] = Rounded(Linear(base + 3, s.h1[v]));
+      s.v[v] = Rounded(project(Role::kV, Role::kVBias, s.h1[v]));
     }
     for (const Tile& tile : tiles_) {
       for (int v = tile.first; v < tile.first + tile.tokens; ++v) {
@@ -283,16 +381,17 @@ void Emulator::Forward() {
           float sum = 0;
           float* o = &s.o[v][h * hd];
           for (int page : tile.pages) {
-            const int seen = Seen(v, page);
-            if (!seen) continue;
+            const int seen = Seen(v, page), passed = Passed(s.spec, v, page);
+            if (!seen || passed == 64) continue;
             float score[64], e[64] = {}, lanes[16], page_max = -INFINITY;
-            for (int j = 0; j < seen; ++j) {
+            for (int j = passed; j < seen; ++j) {
               const Row& k = s.k[NodeAt(page, j)];
-              score[j] = Dot(hd, [&](int i) { return s.q[v][h * hd + i]; }, [&](int i) { return k[kv + i]; }, 0) * scale;
+              const float product = Dot(hd, [&](int i) { return s.q[v][h * hd + i]; }, [&](int i) { return k[kv + i]; }, 0);
+              score[j] = Score(s.spec, product).y;
               page_max = std::max(page_max, score[j]);
             }
             const float new_max = std::max(max, page_max), alpha = Exp(max - new_max);
-            for (int j = 0; j < seen; ++j) e[j] = Exp(score[j] - new_max);
+            for (int j = passed; j < seen; ++j) e[j] = Exp(score[j] - new_max);
             for (int i = 0; i < 16; ++i) lanes[i] = (e[i] + e[16 + i]) + (e[32 + i] + e[48 + i]);
             sum = Fma(sum, alpha, Tree(lanes));
             max = new_max;
@@ -309,17 +408,17 @@ void Emulator::Forward() {
     }
     for (int v = 0; v < n_; ++v) {
       s.oe[v] = Rounded(s.o[v]);
-      s.mid[v] = Linear(base + 4, s.oe[v], &s.x[v]);
-      s.h2[v] = Rounded(Norm(s.mid[v], base + 5, &s.r2[v]));
-      s.gate[v] = Linear(base + 6, s.h2[v]);
-      s.up[v] = Linear(base + 7, s.h2[v]);
-      for (int i = 0; i < c_.ffn; ++i) s.act[v].push_back(R(s.gate[v][i] * Sigmoid(s.gate[v][i]) * s.up[v][i]));
-      x[v] = Linear(base + 8, s.act[v], &s.mid[v]);
+      s.mid[v] = Add(s.x[v], t[Role::kO], s.oe[v], t[Role::kAttentionGain], &s.attention[v], &s.r_attention[v]);
+      s.h2[v] = Rounded(Norm(s.mid[v], t[Role::kMlpGain], &s.r2[v]));
+      s.gate[v] = Linear(t[Role::kGate], s.h2[v]);
+      s.up[v] = Linear(t[Role::kUp], s.h2[v]);
+      for (int i = 0; i < c_.ffn; ++i) s.act[v].push_back(R(Activate(s.spec.activation, s.gate[v][i]).y * s.up[v][i]));
+      x[v] = Add(s.mid[v], t[Role::kDown], s.act[v], t[Role::kOutGain], &s.mlp[v], &s.r_mlp[v]);
     }
     layers_.push_back(std::move(s));
   }
   final_ = x;
-  const int norm = 1 + 9 * c_.layers, head = c_.tied ? 0 : norm + 1;
+  const int norm = FinalGainIndex(c_), head = HeadIndex(c_);
   logprobs.assign(n_, NAN);
   logits_.resize(n_);
   hi_.resize(n_);
@@ -332,6 +431,9 @@ void Emulator::Forward() {
     for (int i = 0; i < c_.width; ++i) lo.push_back(R(y[i] - hi_[u][i]));
     logits_[u] = Linear(head, hi_[u]);
     if (bf16_) logits_[u] = Linear(head, lo, &logits_[u]);
+    if (cap != 0) {
+      for (float& z : logits_[u]) z = cap * Tanh(z / cap);
+    }
   }
   std::vector<bool> done(n_, false);
   for (int v = 0; v < n_; ++v) {
@@ -347,8 +449,8 @@ void Emulator::Forward() {
 }
 
 void Emulator::Backward(const std::vector<float>& coef, Gradients& grads) {
-  const int norm = 1 + 9 * c_.layers, head = c_.tied ? 0 : norm + 1, hd = c_.head_dim;
-  const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(hd)));
+  const int norm = FinalGainIndex(c_), head = HeadIndex(c_), hd = c_.head_dim;
+  const auto embedding_scale = static_cast<float>(SpecOf(c_).embedding_scale), cap = static_cast<float>(SpecOf(c_).logit_cap);
   Rows dx(n_, Row(c_.width, 0));
   {
     Rows dlogits, dnorms, xs, his;
@@ -368,6 +470,10 @@ void Emulator::Backward(const std::vector<float>& coef, Gradients& grads) {
       for (int v = 0; v < n_; ++v) {
         if (tree_.parent[v] == u) d[tree_.token[v]] += coef[v] * t;
       }
+      for (size_t i = 0; cap != 0 && i < d.size(); ++i) {
+        const float y = logits_[u][i] * (1.0f / (cap * t));
+        d[i] = d[i] * Fma(-y, y, 1);
+      }
       d = Rounded(d);
       const Row dnorm = LinearBackward(head, c_.vocab, [&](int o) { return d[o]; });
       NormBackward(dnorm, final_[u], norm, final_r_[u], dx[u]);
@@ -382,16 +488,18 @@ void Emulator::Backward(const std::vector<float>& coef, Gradients& grads) {
   }
   for (int l = c_.layers - 1; l >= 0; --l) {
     const Layer& s = layers_[l];
-    const int base = 1 + 9 * l, f = c_.ffn, f16 = RoundUp(f, 16);
-    Rows dy(n_), dgu(n_), dh(n_), d_o(n_), dq(n_, Row(c_.q_dim(), 0));
+    const LayerIndex index(c_, l);
+    const auto t = [&](Role role) { return index[role]; };
+    const int f = c_.ffn, f16 = RoundUp(f, 16);
+    Rows dgu(n_), dh(n_), d_o(n_), dq(n_, Row(c_.q_dim(), 0));
+    Rows dy = AddBackward(grads, dx, t(Role::kOutGain), s.mlp, s.r_mlp);
     for (int v = 0; v < n_; ++v) {
-      dy[v] = Rounded(dx[v]);
-      const Row dact = LinearBackward(base + 8, c_.width, [&](int o) { return dy[v][o]; });
+      const Row dact = LinearBackward(t(Role::kDown), c_.width, [&](int o) { return dy[v][o]; });
       dgu[v].assign(2 * f16, 0);
       for (int i = 0; i < f; ++i) {
-        const float g = s.gate[v][i], sig = Sigmoid(g), slope = sig * Fma(g, 1 - sig, 1);
-        dgu[v][i] = R(dact[i] * s.up[v][i] * slope);
-        dgu[v][f16 + i] = R(dact[i] * (g * sig));
+        const Activated a = Activate(s.spec.activation, s.gate[v][i]);
+        dgu[v][i] = R(dact[i] * s.up[v][i] * a.slope);
+        dgu[v][f16 + i] = R(dact[i] * a.y);
       }
       // gate and up are stacked along the reduced axis, each padded to 16.
       dh[v].resize(c_.width);
@@ -399,29 +507,29 @@ void Emulator::Backward(const std::vector<float>& coef, Gradients& grads) {
         dh[v][i] = Dot(2 * f16, [&](int o) { return dgu[v][o]; },
                        [&](int o) {
                          const int row = o % f16;
-                         return row < f ? W(o < f16 ? base + 6 : base + 7, row, i) : 0.0f;
+                         return row < f ? W(t(o < f16 ? Role::kGate : Role::kUp), row, i) : 0.0f;
                        },
                        0);
       }
-      NormBackward(dh[v], s.mid[v], base + 5, s.r2[v], dx[v]);
+      NormBackward(dh[v], s.mid[v], t(Role::kMlpGain), s.r2[v], dx[v]);
     }
-    WeightBackward(grads, base + 8, dy, 0, s.act);
-    WeightBackward(grads, base + 6, dgu, 0, s.h2);
-    WeightBackward(grads, base + 7, dgu, f16, s.h2);
-    GainBackward(grads, base + 5, dh, s.mid, s.r2);
+    WeightBackward(grads, t(Role::kDown), dy, 0, s.act);
+    WeightBackward(grads, t(Role::kGate), dgu, 0, s.h2);
+    WeightBackward(grads, t(Role::kUp), dgu, f16, s.h2);
+    GainBackward(grads, t(Role::kMlpGain), dh, s.mid, s.r2);
     Rows delta(n_, Row(c_.heads));
+    dy = AddBackward(grads, dx, t(Role::kAttentionGain), s.attention, s.r_attention);
     for (int v = 0; v < n_; ++v) {
-      dy[v] = Rounded(dx[v]);
-      d_o[v] = Rounded(LinearBackward(base + 4, c_.width, [&](int o) { return dy[v][o]; }));
+      d_o[v] = Rounded(LinearBackward(t(Role::kO), c_.width, [&](int o) { return dy[v][o]; }));
       for (int h = 0; h < c_.heads; ++h) {
         float lanes[16] = {};
         for (int i = 0; i < hd; ++i) lanes[i % 16] = Fma(d_o[v][h * hd + i], s.o[v][h * hd + i], lanes[i % 16]);
         delta[v][h] = Tree(lanes);
       }
     }
-    WeightBackward(grads, base + 4, dy, 0, s.oe);
+    WeightBackward(grads, t(Role::kO), dy, 0, s.oe);
     const int q16 = RoundUp(c_.q_dim(), 16), kv16 = RoundUp(c_.kv_dim(), 16);
-    Rows dqkv(n_, Row(q16 + 2 * kv16, 0));
+    Rows dqkv(n_, Row(q16 + 2 * kv16, 0)), dk_rows(n_, Row(c_.kv_dim(), 0));
     for (int kvh = 0; kvh < c_.kv_heads; ++kvh) {
       // Per page position: dK and dV, to be summed over a node's copies.
       std::vector<Rows> dk(pages_.size(), Rows(64, Row(hd, 0))), dv(dk);
@@ -430,17 +538,19 @@ void Emulator::Backward(const std::vector<float>& coef, Gradients& grads) {
           if (std::find(tile.pages.begin(), tile.pages.end(), static_cast<int>(page)) == tile.pages.end()) continue;
           const int rows = tile.tokens * group_;
           const auto node = [&](int r) { return tile.first + r / group_; };
+          if (Passed(s.spec, tile.first, static_cast<int>(page)) == 64) continue;
           const auto at = [&](int r) { return (kvh * group_ + r % group_) * hd; };
           Rows p(rows, Row(64, 0)), ds(rows, Row(64, 0));
           for (int r = 0; r < rows; ++r) {
             const int v = node(r), h = kvh * group_ + r % group_, seen = Seen(v, static_cast<int>(page));
-            for (int j = 0; j < seen; ++j) {
+            for (int j = Passed(s.spec, v, static_cast<int>(page)); j < seen; ++j) {
               const int key = NodeAt(static_cast<int>(page), j);
-              const float score = Dot(hd, [&](int i) { return s.q[v][at(r) + i]; }, [&](int i) { return s.k[key][kvh * hd + i]; }, 0);
+              const Activated score =
+                  Score(s.spec, Dot(hd, [&](int i) { return s.q[v][at(r) + i]; }, [&](int i) { return s.k[key][kvh * hd + i]; }, 0));
               const float dp = Dot(hd, [&](int i) { return d_o[v][at(r) + i]; }, [&](int i) { return s.v[key][kvh * hd + i]; }, 0);
-              const float y = Exp(score * scale - s.max[v][h]) * s.inverse[v][h];
+              const float y = Exp(score.y - s.max[v][h]) * s.inverse[v][h];
               p[r][j] = R(y);
-              ds[r][j] = R(y * (dp - delta[v][h]) * scale);
+              ds[r][j] = R(y * (dp - delta[v][h]) * score.slope);
             }
           }
           const int seen = Seen(node(rows - 1), static_cast<int>(page));
@@ -473,50 +583,62 @@ void Emulator::Backward(const std::vector<float>& coef, Gradients& grads) {
             }
           }
         }
-        Rotate(k.data(), tree_.pos[v], true);
+        Rotate(s.spec, k.data(), tree_.pos[v], true);
         for (int i = 0; i < hd; ++i) {
-          dqkv[v][q16 + kvh * hd + i] = R(k[i]);
+          dk_rows[v][kvh * hd + i] = k[i];
           dqkv[v][q16 + kv16 + kvh * hd + i] = R(value[i]);
         }
       }
     }
     for (int v = 0; v < n_; ++v) {
-      for (int h = 0; h < c_.heads; ++h) Rotate(&dq[v][h * hd], tree_.pos[v], true);
+      for (int h = 0; h < c_.heads; ++h) Rotate(s.spec, &dq[v][h * hd], tree_.pos[v], true);
+    }
+    NormHeadsBackward(grads, dq, t(Role::kQGain), s.q_raw, s.rq);
+    NormHeadsBackward(grads, dk_rows, t(Role::kKGain), s.k_raw, s.rk);
+    for (int v = 0; v < n_; ++v) {
       for (int i = 0; i < c_.q_dim(); ++i) dqkv[v][i] = R(dq[v][i]);
+      for (int i = 0; i < c_.kv_dim(); ++i) dqkv[v][q16 + i] = R(dk_rows[v][i]);
       for (int i = 0; i < c_.width; ++i) {
         dh[v][i] = Dot(q16 + 2 * kv16, [&](int o) { return dqkv[v][o]; },
                        [&](int o) {
-                         if (o < q16) return o < c_.q_dim() ? W(base + 1, o, i) : 0.0f;
+                         if (o < q16) return o < c_.q_dim() ? W(t(Role::kQ), o, i) : 0.0f;
                          const int row = (o - q16) % kv16;
-                         return row < c_.kv_dim() ? W(o < q16 + kv16 ? base + 2 : base + 3, row, i) : 0.0f;
+                         return row < c_.kv_dim() ? W(t(o < q16 + kv16 ? Role::kK : Role::kV), row, i) : 0.0f;
                        },
                        0);
       }
-      NormBackward(dh[v], s.x[v], base, s.r1[v], dx[v]);
+      NormBackward(dh[v], s.x[v], t(Role::kInputGain), s.r1[v], dx[v]);
     }
-    WeightBackward(grads, base + 1, dqkv, 0, s.h1);
-    WeightBackward(grads, base + 2, dqkv, q16, s.h1);
-    WeightBackward(grads, base + 3, dqkv, q16 + kv16, s.h1);
-    GainBackward(grads, base, dh, s.x, s.r1);
+    WeightBackward(grads, t(Role::kQ), dqkv, 0, s.h1);
+    WeightBackward(grads, t(Role::kK), dqkv, q16, s.h1);
+    WeightBackward(grads, t(Role::kV), dqkv, q16 + kv16, s.h1);
+    GainBackward(grads, t(Role::kInputGain), dh, s.x, s.r1);
+    const std::pair<Role, int> biases[] = {{Role::kQBias, 0}, {Role::kKBias, q16}, {Role::kVBias, q16 + kv16}};
+    for (const auto& [role, offset] : biases) {
+      if (t(role) < 0) continue;
+      for (const Row& d : dqkv) {
+        for (size_t i = 0; i < grads.tensor(t(role)).size(); ++i) grads.tensor(t(role))[i] += d[offset + i];
+      }
+    }
   }
   for (int v = 0; v < n_; ++v) {
-    for (int i = 0; i < c_.width; ++i) grads.tensor(0)[static_cast<size_t>(tree_.token[v]) * c_.width + i] += dx[v][i];
+    float* row = &grads.tensor(0)[static_cast<size_t>(tree_.token[v]) * c_.width];
+    for (int i = 0; i < c_.width; ++i) row[i] += dx[v][i] * embedding_scale;
   }
 }
 
 // Could go wrong: the kernels compute a consistent number that is not the defined one.
 TEST(Emulation, ForwardAndGradientAreTheDefinition) {
-  for (bool tied : {true, false}) {
-    ModelConfig c;
+  std::vector<NamedConfig> models = AllConfigs();
+  for (auto& [name, c] : models) {
+    SCOPED_TRACE(name);
     c.vocab = 37;
-    c.layers = 2;
     c.width = 20;
     c.heads = 4;
     c.kv_heads = 2;
     c.head_dim = 6;
     c.ffn = 28;
     c.max_positions = 200;
-    c.tied = tied;
     const Parameters params = TestParameters(c, 13);
     std::mt19937_64 rng(31);
     TreeBuilder builder;

@@ -105,9 +105,8 @@ uint64_t Fnv(std::span<const float> values, uint64_t hash = 0xcbf29ce484222325u)
 // file; a change of it changes what every recorded run means.
 TEST(Golden, DigestsOfLogitsAndGradients) {
   std::map<std::string, std::string> got;
-  for (bool odd : {false, true}) {
+  for (const auto& [model, c] : AllConfigs()) {
     for (Profile profile : {Profile::kBf16, Profile::kF32}) {
-      const ModelConfig c = odd ? OddConfig() : TinyConfig();
       const Parameters params = GoldenParameters(c, 9);
       const ComputeWeights weights = ComputeWeights::FromParameters(params, profile);
       std::mt19937_64 rng(77);
@@ -117,7 +116,7 @@ TEST(Golden, DigestsOfLogitsAndGradients) {
       const TreeBatch tree = builder.Build(nullptr);
       std::vector<float> coef(tree.size());
       for (float& x : coef) x = static_cast<float>(rng() % 2001) / 1000 - 1;
-      const std::string name = fmt::format("{}/{}/", odd ? "odd" : "tiny", ProfileName(profile));
+      const std::string name = fmt::format("{}/{}/", model, ProfileName(profile));
       got[name + "weights"] = weights.ComputeDigest().Hex();
       for (CpuPath path : AvailableCpuPaths()) {
         auto engine = MakeEngine(path, 2);
@@ -202,8 +201,9 @@ TEST(Score, AllModesAgree) {
 }
 
 // Could go wrong: the digest of a version depends on the layout's padding, or misses a number.
-TEST(Weights, DigestSeesEveryNumberAndNoPadding) {
-  const ModelConfig c = OddConfig();
+class WeightsOf : public testing::TestWithParam<NamedConfig> {};
+TEST_P(WeightsOf, DigestSeesEveryNumberAndNoPadding) {
+  const ModelConfig c = GetParam().config;
   Parameters params = TestParameters(c, 5);
   for (Profile profile : {Profile::kBf16, Profile::kF32}) {
     const Digest first = ComputeWeights::FromParameters(params, profile).ComputeDigest();
@@ -226,6 +226,7 @@ TEST(Weights, DigestSeesEveryNumberAndNoPadding) {
     EXPECT_FALSE(ComputeWeights::View(c, profile, {memory.get() + 4, bytes}, nullptr).ok());
   }
 }
+INSTANTIATE_TEST_SUITE_P(All, WeightsOf, testing::ValuesIn(AllConfigs()), [](const auto& which) { return std::string(which.param.name); });
 
 }  // namespace
 }  // namespace temper::engine

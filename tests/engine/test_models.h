@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/layer.h"
 #include "engine/parameters.h"
 #include "engine/tree_batch.h"
 
@@ -40,6 +41,38 @@ inline ModelConfig TinyConfig() {
   c.ffn = 96;
   c.max_positions = 512;
   return c;
+}
+
+struct NamedConfig {
+  const char* name;
+  ModelConfig config;
+};
+
+// One of every kind of layer, in odd sizes: windows shorter than a tile, longer than a page, and on some layers only.
+inline std::vector<NamedConfig> AllConfigs() {
+  ModelConfig qwen2 = OddConfig(), qwen3 = OddConfig(), mistral = OddConfig(), gemma = OddConfig();
+  qwen2.family = Family::kQwen2;
+  qwen2.tied = true;
+  qwen2.window = 70;
+  qwen2.windowed = {0, 1};
+  qwen2.rope_scaling.kind = RopeScaling::Kind::kYarn;
+  qwen2.rope_scaling.factor = 3;
+  qwen2.rope_scaling.original_max_positions = 64;
+  qwen2.rope_scaling.attention_factor = 1.1;
+  qwen3.family = Family::kQwen3;
+  qwen3.head_dim = 18;
+  mistral.family = Family::kMistral;
+  mistral.window = 20;
+  gemma.family = Family::kGemma3;
+  gemma.tied = true;
+  gemma.layers = 3;
+  gemma.head_dim = 12;
+  gemma.window = 37;
+  gemma.windowed = {1, 0, 1};
+  gemma.query_scalar = 15;
+  gemma.score_cap = 3;
+  gemma.logit_cap = 4;
+  return {{"tiny", TinyConfig()}, {"odd", OddConfig()}, {"qwen2", qwen2}, {"qwen3", qwen3}, {"mistral", mistral}, {"gemma3", gemma}};
 }
 
 // Weights far enough from zero that attention is not flat and every tensor matters; an embedding of deviation 0.05, so that

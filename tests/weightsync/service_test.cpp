@@ -17,6 +17,7 @@
 #include "common/rpc.h"
 #include "engine/weights.h"
 #include "temper/v1/weightsync.pb.h"
+#include "tests/engine/test_models.h"
 #include "tests/fuzz/mutate.h"
 #include "tests/harness/tiny_model.h"
 #include "weightsync/manifest.h"
@@ -232,6 +233,20 @@ TEST(WeightSyncDeathTest, SealedBytesCannotBeWritten) {
         bytes[0] = std::byte{2};
       },
       "");
+}
+
+// Goes wrong if a worker, which knows the model by the manifest alone, computes another one.
+TEST(WeightSync, TheManifestHoldsTheWholeConfig) {
+  for (const auto& [name, config] : engine::AllConfigs()) {
+    const auto read = ReadManifest(MakeManifest(config, engine::Profile::kBf16));
+    ASSERT_TRUE(read.ok()) << name << ": " << read.status().ToString();
+    EXPECT_TRUE(read->config == config) << name;
+  }
+  engine::ModelConfig odd = engine::AllConfigs()[5].config;  // numbers that no default has
+  odd.rope_scaling = {engine::RopeScaling::Kind::kYarn, 3.5, 1.25, 4.5, 77, 31, 1.5, 1.75, false};
+  odd.local_rope_theta = 12345;
+  odd.bos_id = 3, odd.pad_id = 4, odd.eos_ids = {5, 6};
+  EXPECT_TRUE(ReadManifest(MakeManifest(odd, engine::Profile::kF32))->config == odd);
 }
 
 // Goes wrong if another model's worker joins.
