@@ -276,9 +276,10 @@ int RunInspect(int argc, char** argv) {
     int64_t parameters = 0;
     for (const TensorSpec& spec : TensorSpecs(c)) parameters += spec.size;
     out.Set("parameters", parameters);
-    out.Set("config", text::MakeDict({{"vocab", c.vocab}, {"layers", c.layers}, {"width", c.width}, {"heads", c.heads}, {"kv_heads", c.kv_heads},
+    out.Set("config", text::MakeDict({{"family", FamilyName(c.family)}, {"vocab", c.vocab}, {"layers", c.layers}, {"width", c.width}, {"heads", c.heads}, {"kv_heads", c.kv_heads},
                                       {"head_dim", c.head_dim}, {"ffn", c.ffn}, {"max_positions", c.max_positions}, {"rope_theta", c.rope_theta},
-                                      {"rms_eps", c.rms_eps}, {"tied", c.tied}}));
+                                      {"rope_scaling", RopeScalingName(c.rope_scaling.kind)}, {"rms_eps", c.rms_eps}, {"tied", c.tied},
+                                      {"window", c.window}}));
     out.Set("memory", MemoryOf(c, parameters));
   } else {
     out.Set("parameters", elements);

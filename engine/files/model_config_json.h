@@ -16,7 +16,9 @@ namespace temper::engine {
 Result<ModelConfig> ParseConfigJson(std::string_view json);
 std::string WriteConfigJson(const ModelConfig& config, FileType type);
 
-// The same from the metadata of a GGUF file of architecture `llama`.
+// The architecture a GGUF file names; InvalidArgument for one that is not implemented. `llama` is Llama and Mistral.
+Result<Family> GgufFamily(const GgufFile& file);
+// A config from the metadata of a GGUF file.
 Result<ModelConfig> ConfigFromGguf(const GgufFile& file);
 
 }  // namespace temper::engine

@@ -10,6 +10,7 @@
 #include "common/file.h"
 #include "engine/files/gguf.h"
 #include "engine/files/model_config_json.h"
+#include "engine/layer.h"
 #include "text/json.h"
 
 namespace temper::engine {
@@ -26,6 +27,7 @@ struct TensorSource {
   std::function<const FileTensor*(const std::string&)> find;
   std::vector<std::string> names;  // Hugging Face's, of all tensors in the files
   bool permuted = false;           // Q and K rows lie as llama.cpp wants them
+  float gain_offset = 0;           // what the file's gains are more than Hugging Face's
 };
 
 struct OpenModel {
@@ -86,25 +88,28 @@ Result<std::unique_ptr<OpenModel>> OpenFolder(const std::string& dir) {
   return out;
 }
 
-// GGUF's name -> Hugging Face's, for `llama`; empty for a name that is not of it.
-std::string HuggingFaceName(const std::string& gguf) {
+// GGUF's name -> Hugging Face's; empty for a name that is not of the family.
+std::string HuggingFaceName(Family family, const std::string& gguf) {
   if (gguf == "token_embd.weight") return "model.embed_tokens.weight";
   if (gguf == "output_norm.weight") return "model.norm.weight";
   if (gguf == "output.weight") return "lm_head.weight";
-  static constexpr std::pair<const char*, const char*> kOfLayer[] = {{"attn_norm", "input_layernorm"},
-                                                                     {"attn_q", "self_attn.q_proj"},
-                                                                     {"attn_k", "self_attn.k_proj"},
-                                                                     {"attn_v", "self_attn.v_proj"},
-                                                                     {"attn_output", "self_attn.o_proj"},
-                                                                     {"ffn_norm", "post_attention_layernorm"},
-                                                                     {"ffn_gate", "mlp.gate_proj"},
-                                                                     {"ffn_up", "mlp.up_proj"},
-                                                                     {"ffn_down", "mlp.down_proj"}};
+  static constexpr std::pair<const char*, Role> kOfLayer[] = {
+      {"attn_norm.weight", Role::kInputGain},   {"attn_q.weight", Role::kQ},          {"attn_k.weight", Role::kK},
+      {"attn_v.weight", Role::kV},              {"attn_q.bias", Role::kQBias},        {"attn_k.bias", Role::kKBias},
+      {"attn_v.bias", Role::kVBias},            {"attn_q_norm.weight", Role::kQGain}, {"attn_k_norm.weight", Role::kKGain},
+      {"attn_output.weight", Role::kO},         {"ffn_norm.weight", Role::kMlpGain},  {"ffn_gate.weight", Role::kGate},
+      {"ffn_up.weight", Role::kUp},             {"ffn_down.weight", Role::kDown},     {"post_ffw_norm.weight", Role::kOutGain},
+      {"post_attention_norm.weight", Role::kAttentionGain}};
   if (gguf.rfind("blk.", 0) != 0) return "";
   const size_t dot = gguf.find('.', 4);
   if (dot == std::string::npos || dot == 4 || gguf.find_first_not_of("0123456789", 4) != dot) return "";
-  for (const auto& [ours, theirs] : kOfLayer) {
-    if (gguf.substr(dot + 1) == std::string(ours) + ".weight") return "model.layers." + gguf.substr(4, dot - 4) + "." + theirs + ".weight";
+  ModelConfig config;
+  config.family = family;
+  for (const auto& [name, role] : kOfLayer) {
+    if (gguf.substr(dot + 1) != name) continue;
+    for (const LayerTensor& t : LayerTensors(config)) {
+      if (t.role == role) return "model.layers." + gguf.substr(4, dot - 4) + "." + t.name;
+    }
   }
   return "";
 }
@@ -114,13 +119,20 @@ Result<std::unique_ptr<OpenModel>> OpenGguf(const std::string& path) {
   ASSIGN_OR_RETURN(GgufFile file, GgufFile::Open(path));
   out->gguf = std::make_unique<GgufFile>(std::move(file));
   std::map<std::string, const FileTensor*> by_name;
+  const auto family = GgufFamily(*out->gguf);
   for (const FileTensor& t : out->gguf->tensors()) {
-    std::string name = HuggingFaceName(t.name);
+    if (t.name == "rope_freqs.weight") continue;  // part of the config
+    std::string name = family.ok() ? HuggingFaceName(*family, t.name) : "";
     if (name.empty()) name = t.name;  // no part of the architecture: CheckTensors refuses it
     by_name[name] = &t;
     out->tensors.names.push_back(name);
   }
-  out->tensors.permuted = true;
+  if (family.ok()) {
+    out->tensors.permuted = *family == Family::kLlama;
+    ModelConfig config;
+    config.family = *family;
+    out->tensors.gain_offset = static_cast<float>(SpecOf(config).gain_offset);
+  }
   out->tensors.find = [by_name = std::move(by_name)](const std::string& name) -> const FileTensor* {
     auto it = by_name.find(name);
     return it == by_name.end() ? nullptr : it->second;
@@ -220,6 +232,9 @@ Result<ModelFile> Load(const std::string& model, bool with_params) {
     const TensorSpec& spec = out.params.tensors()[i];
     const FileTensor* t = open->tensors.find(spec.name);
     ReadElements(t->type, t->bytes, out.params.tensor(i));
+    if (const float offset = spec.gain ? open->tensors.gain_offset : 0; offset != 0) {
+      for (float& x : out.params.tensor(i)) x -= offset;
+    }
     if (!open->tensors.permuted) continue;
     if (HasSuffix(spec.name, "q_proj.weight")) UndoPermutation(out.params.tensor(i), out.config.heads, out.config.head_dim, out.config.width);
     if (HasSuffix(spec.name, "k_proj.weight")) UndoPermutation(out.params.tensor(i), out.config.kv_heads, out.config.head_dim, out.config.width);

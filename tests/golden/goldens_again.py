@@ -22,6 +22,8 @@ TASK_FILES = pathlib.Path(sys.argv[1]).resolve()  # our own program: it writes t
 
 # Generator, its arguments, and the name of its standard output ("" = it writes files).
 GENERATORS = [("datapool/make_scripts.py", [], "scripts.jsonl"),
+              ("engine/families_f64.py", [], ""),
+              ("engine/families_gguf.py", [], ""),
               ("engine/llama_f64.py", [], ""),
               ("engine_files/make_model_goldens.py", [], ""),
               ("engine_files/make_quant_goldens.py", [], ""),
@@ -35,18 +37,20 @@ ELSEWHERE = {"text/unicode_tables.inc": ROOT / "text" / "unicode_tables.inc"}
 # writes them with TEMPER_UPDATE_GOLDEN=1).
 OWN = {"engine/digests.json"}
 # How far two numbers may be apart, absolute or relative.
-TOLERANCE = {"engine/llama_f64.json": 1e-11, "engine_files/hf_logits.json": 1e-6,
+FAMILIES = ["gemma3", "gemma3_caps", "llama", "mistral", "qwen2", "qwen3"]
+TOLERANCE = {"engine/llama_f64.json": 1e-11, "engine/ropes.json": 1e-13,
+             **{f"engine/families/{f}/{name}": 1e-10 for f in FAMILIES for name in ("golden.json", "gradient.safetensors")}, "engine_files/hf_logits.json": 1e-6,
              **{f"engine_files/hf/model-0000{i}-of-00004.safetensors": 1e-6 for i in range(1, 5)}}
 
 
 def value_of(data, name):
-    """JSON, or a safetensors file as its head and its fp32 numbers."""
+    """JSON, or a safetensors file, all of one type, as its head and its numbers."""
     if name.endswith(".json"):
         return json.loads(data)
     size = struct.unpack("<Q", data[:8])[0]
     head = json.loads(data[8:8 + size])
-    assert {x["dtype"] for k, x in head.items() if k != "__metadata__"} == {"F32"}, name
-    return [head, numpy.frombuffer(data[8 + size:], "<f4").tolist()]
+    (dtype,) = {x["dtype"] for k, x in head.items() if k != "__metadata__"}
+    return [head, numpy.frombuffer(data[8 + size:], {"F32": "<f4", "F64": "<f8"}[dtype]).tolist()]
 
 
 def distance(a, b, path="$"):

@@ -105,19 +105,27 @@ TEST(Fuzz, ConfigJson) {
   const TestDir dir;
   std::mt19937_64 rng(3);
   SaveSmall(dir / "m");
-  const std::string good = ReadFile(dir / "m/config.json").value();
-  for (int i = 0; i < 600; ++i) {
-    std::string bad = good;
-    for (int e = 1 + static_cast<int>(rng() % 3); e > 0; --e) {
-      const size_t at = rng() % bad.size();
-      switch (rng() % 3) {
-        case 0: bad[at] = static_cast<char>('0' + rng() % 10); break;
-        case 1: bad.insert(at, std::to_string(rng() % 2 ? 7 : 2000000000)); break;
-        default: bad.erase(at, rng() % 8); break;
+  const std::string families = std::string(TEMPER_SOURCE_DIR) + "/tests/golden/engine/families/";
+  std::vector<std::string> folders = {dir / "m"};
+  for (const char* family : {"qwen2", "gemma3_caps"}) {
+    folders.push_back(dir / family);
+    std::filesystem::copy(families + family, folders.back());
+  }
+  for (const std::string& folder : folders) {
+    const std::string good = ReadFile(folder + "/config.json").value();
+    for (int i = 0; i < 400; ++i) {
+      std::string bad = good;
+      for (int e = 1 + static_cast<int>(rng() % 3); e > 0; --e) {
+        const size_t at = rng() % bad.size();
+        switch (rng() % 3) {
+          case 0: bad[at] = static_cast<char>('0' + rng() % 10); break;
+          case 1: bad.insert(at, std::to_string(rng() % 2 ? 7 : 2000000000)); break;
+          default: bad.erase(at, rng() % 8); break;
+        }
       }
+      ASSERT_TRUE(WriteFile(folder + "/config.json", bad).ok());
+      (void)LoadModel(folder).ok();
     }
-    ASSERT_TRUE(WriteFile(dir / "m/config.json", bad).ok());
-    (void)LoadModel(dir / "m").ok();
   }
   EXPECT_LT(PeakRssBytes(), int64_t{1} << 30);
 }

@@ -1,0 +1,60 @@
+"""Folders that `temper model export` writes, from Hugging Face folders and GGUF files of every family: transformers must load them
+without a key too few or too many, and give the log-probabilities of `temper engine score --numerics f64`.
+
+usage: families_transformers.py TEMPER
+"""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import torch
+import transformers
+
+TEMPER = pathlib.Path(sys.argv[1]).resolve()
+GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden" / "engine"
+TOLERANCE = 2e-5  # transformers computes in fp32
+
+
+def call(*arguments):
+    return subprocess.run([TEMPER, *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def scores(model, rows, folder):
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in rows))
+    return [json.loads(line)["logprobs"] for line in call("engine", "score", model, "--in", path, "--numerics", "f64").splitlines()]
+
+
+def main():
+    bad = 0
+    sources = sorted((GOLDEN / "families").iterdir()) + sorted((GOLDEN / "families_gguf").iterdir())
+    for source in sources:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = pathlib.Path(temporary)
+            call("model", "export", source, folder / "out")
+            model, info = transformers.AutoModelForCausalLM.from_pretrained(folder / "out", dtype=torch.float32, output_loading_info=True,
+                                                                            attn_implementation="eager")
+            wrong = {k: v for k, v in info.items() if v}
+            rows = json.loads((GOLDEN / "families" / source.stem / "golden.json").read_text())["rows"]
+            # Gemma's class keeps attn_logit_softcapping and does not apply it (transformers 5.24): without, the rest must agree.
+            config = json.loads((folder / "out" / "config.json").read_text())
+            if config.get("attn_logit_softcapping"):
+                config["attn_logit_softcapping"] = None
+                (folder / "out" / "config.json").write_text(json.dumps(config))
+            apart = 0.0
+            for ids, ours in zip(rows, scores(folder / "out", rows, folder)):
+                with torch.inference_mode():
+                    logits = model(torch.tensor([ids])).logits[0, :-1].double()
+                theirs = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+                apart = max([apart] + [abs(a - b) for a, b in zip(theirs, ours[1:], strict=True)])
+            good = not wrong and apart <= TOLERANCE and type(model).__name__ == config["architectures"][0]
+            bad += not good
+            print(f"{'ok    ' if good else 'FAILED'} {source.name}: {type(model).__name__}, apart by {apart:.2g}", wrong or "", flush=True)
+    print(f"measured: {len(sources)} exported models, {bad} wrong")
+    return bad != 0 or not sources
+
+
+if __name__ == "__main__":
+    sys.exit(main())
