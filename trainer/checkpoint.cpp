@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -25,15 +26,15 @@ namespace temper::trainer {
 namespace {
 
 constexpr const char* kManifest = "checkpoint.json";
+constexpr int64_t kFormat = 2;
 constexpr const char* kOptimizer = "optimizer.safetensors";
+constexpr const char* kSeal = ",\"hash\":\"";
 constexpr const char* kWriting = ".writing-";  // a folder that is not whole yet: kWriting + STEP
 
 std::string Folder(const std::string& run_dir) { return run_dir + "/checkpoints"; }
 
-// 64-bit hash of a file's bytes; against accidents, not adversaries.
-Result<std::string> HashFile(const std::string& path) {
-  ASSIGN_OR_RETURN(const engine::MappedFile file, engine::MappedFile::Open(path));
-  const auto bytes = file.bytes();
+// 64 bits; against accidents, not adversaries.
+std::string HashBytes(std::span<const std::byte> bytes) {
   uint64_t hash = Mix64(bytes.size());
   size_t at = 0;
   for (; at + 8 <= bytes.size(); at += 8) {
@@ -44,6 +45,11 @@ Result<std::string> HashFile(const std::string& path) {
   }
   for (; at < bytes.size(); ++at) hash = Mix64(hash ^ static_cast<uint64_t>(bytes[at]));
   return fmt::format("{:016x}", Mix64(hash));
+}
+
+Result<std::string> HashFile(const std::string& path) {
+  ASSIGN_OR_RETURN(const engine::MappedFile file, engine::MappedFile::Open(path));
+  return HashBytes(file.bytes());
 }
 
 Status SyncFile(const std::string& path) {
@@ -97,15 +103,21 @@ Result<int64_t> Count(const JsonRef& manifest, const char* name) {
   return count;
 }
 
+// Text whose last key is the hash of all before it.
+bool IsSealed(const std::string& text) {
+  const size_t at = text.rfind(kSeal);
+  return at != std::string::npos && text == SealManifest(text.substr(0, at) + "}");
+}
+
 Result<Checkpoint> LoadCheckpoint(const std::string& dir) {
   ASSIGN_OR_RETURN(const std::string text, ReadFile(dir + "/" + kManifest, 1 << 20));
   ASSIGN_OR_RETURN(const json::value value, ParseJson(text));
   const JsonRef manifest(value);
   ASSIGN_OR_RETURN(const JsonRef format_field, manifest.Field("format"));
   ASSIGN_OR_RETURN(const int64_t format, format_field.Int());
-  if (format != 1) return FailedPrecondition(fmt::format("checkpoint format {} is not known here", format));
-  // No hash covers this file itself: what is not exactly its form is refused.
-  RETURN_IF_ERROR(manifest.OnlyKeys({"format", "step", "optimizer_steps", "sft_tokens", "plan", "files"}));
+  if (format != kFormat) return FailedPrecondition(fmt::format("checkpoint format {} is not known here", format));
+  if (!IsSealed(text)) return DataLoss(fmt::format("{}: its bytes do not match its hash", kManifest));
+  RETURN_IF_ERROR(manifest.OnlyKeys({"format", "step", "optimizer_steps", "sft_tokens", "plan", "files", "hash"}));
   ASSIGN_OR_RETURN(const JsonRef files, manifest.Field("files"));
   if (!files.value().is_object()) return files.Error("expected an object");
   for (const auto& [name, hash] : files.value().get_object()) {
@@ -136,6 +148,12 @@ Result<Checkpoint> LoadCheckpoint(const std::string& dir) {
 
 }  // namespace
 
+std::string SealManifest(std::string body) {
+  const std::string hash = HashBytes(std::as_bytes(std::span(body)));
+  if (!body.empty()) body.pop_back();  // the closing brace
+  return body + kSeal + hash + "\"}\n";
+}
+
 Status SaveCheckpoint(const std::string& run_dir, const Checkpoint& checkpoint, const text::TextFiles& text, int keep) {
   const std::string folder = Folder(run_dir);
   const std::string name = std::to_string(checkpoint.step);
@@ -148,7 +166,7 @@ Status SaveCheckpoint(const std::string& run_dir, const Checkpoint& checkpoint, 
   ASSIGN_OR_RETURN(const std::vector<std::string> names, ListDir(temporary));
   ASSIGN_OR_RETURN(const json::value plan, ParseJson(checkpoint.plan_json));
   JsonWriter manifest;
-  manifest.BeginObject().Key("format").Int(1).Key("step").Int(checkpoint.step);
+  manifest.BeginObject().Key("format").Int(kFormat).Key("step").Int(checkpoint.step);
   manifest.Key("optimizer_steps").Int(checkpoint.optimizer.steps()).Key("sft_tokens").Int(checkpoint.sft_tokens);
   manifest.Key("plan").Value(plan).Key("files").BeginObject();
   for (const std::string& file : names) {
@@ -158,7 +176,7 @@ Status SaveCheckpoint(const std::string& run_dir, const Checkpoint& checkpoint, 
   }
   manifest.EndObject().EndObject();
   RETURN_IF_ERROR(Faults::Get().Hit("trainer.checkpoint_half"));
-  RETURN_IF_ERROR(WriteFileAtomic(temporary + "/" + kManifest, manifest.Take() + "\n"));
+  RETURN_IF_ERROR(WriteFileAtomic(temporary + "/" + kManifest, SealManifest(manifest.Take())));
   RETURN_IF_ERROR(SyncDir(temporary));
   // A folder of that step can only be left from before a rollback, or broken.
   RETURN_IF_ERROR(RemoveAll(final_path));

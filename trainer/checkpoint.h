@@ -2,7 +2,8 @@
 //
 //   config.json, model.safetensors (fp32 master), tokenizer files
 //   optimizer.safetensors  "m.NAME", "v.NAME", F32
-//   checkpoint.json        {"format":1,"step":n,"optimizer_steps":n,"sft_tokens":n,"plan":{...},"files":{"model.safetensors":"hash",...}}
+//   checkpoint.json        {"format":2,"step":n,"optimizer_steps":n,"sft_tokens":n,"plan":{...},"files":{"model.safetensors":"hash",...},
+//                           "hash":"of all before"}
 //
 // A checkpoint is written beside its final name, fsynced and renamed: it exists whole or not at all, and its hashes are checked
 // when it is loaded.
@@ -28,6 +29,9 @@ struct Checkpoint {
 
 // Writes RUN/checkpoints/STEP, durable on return, then removes all but the newest `keep`.
 Status SaveCheckpoint(const std::string& run_dir, const Checkpoint& checkpoint, const text::TextFiles& text, int keep);
+
+// checkpoint.json from its JSON object without "hash". What is loaded must be exactly such a text.
+std::string SealManifest(std::string body);
 
 // The newest valid checkpoint; broken ones are passed over with a warning. kNotFound when there is none.
 Result<Checkpoint> LoadNewestCheckpoint(const std::string& run_dir);

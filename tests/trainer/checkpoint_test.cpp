@@ -1,13 +1,34 @@
 #include "trainer/checkpoint.h"
 
 #include <gtest/gtest.h>
+#include <limits.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+#include <algorithm>
 
 #include "common/file.h"
 #include "common/json.h"
 #include "common/rng.h"
 #include "tests/fuzz/mutate.h"
 #include "tests/harness/tiny_model.h"
+
+// What reaches the disk, in order: this program's fsync and rename are called instead of the C library's.
+namespace {
+std::vector<std::string> disk_log;
+}  // namespace
+
+extern "C" int fsync(int fd) {
+  char path[PATH_MAX];
+  const ssize_t n = readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), path, sizeof path);
+  disk_log.push_back("sync " + std::string(path, static_cast<size_t>(std::max<ssize_t>(n, 0))));
+  return static_cast<int>(syscall(SYS_fsync, fd));
+}
+
+extern "C" int rename(const char* from, const char* to) noexcept {
+  disk_log.push_back("rename " + std::string(from) + " " + to);
+  return static_cast<int>(syscall(SYS_rename, from, to));
+}
 
 namespace temper::trainer {
 namespace {
@@ -63,14 +84,16 @@ class CheckpointTest : public testing::Test {
     Result<Checkpoint> loaded = LoadNewestCheckpoint(run_);
     return loaded.ok() ? loaded->step : -1;
   }
-  // Replaces one piece of a checkpoint's list of contents.
+  // Replaces one piece of a checkpoint's list of contents, and its hash.
   void Edit(int64_t step, const std::string& from, const std::string& to) {
     const std::string path = run_ + "/checkpoints/" + std::to_string(step) + "/checkpoint.json";
     std::string text = ReadFile(path).value();
     const size_t at = text.find(from);
     ASSERT_NE(at, std::string::npos) << text;
-    ASSERT_TRUE(WriteFile(path, text.replace(at, from.size(), to)).ok());
+    ASSERT_TRUE(WriteFile(path, SealManifest(Unsealed(text.replace(at, from.size(), to)))).ok());
   }
+  // The list of contents as it was before its hash was written into it.
+  static std::string Unsealed(const std::string& text) { return text.substr(0, text.rfind(",\"hash\"")) + "}"; }
   std::string run_;
 };
 
@@ -85,6 +108,34 @@ TEST_F(CheckpointTest, ComesBackAsItWas) {
   EXPECT_EQ(Flat(loaded.params), Flat(saved.params));
   EXPECT_EQ(Flat(loaded.optimizer.first_moment()), Flat(saved.optimizer.first_moment()));
   EXPECT_EQ(Flat(loaded.optimizer.second_moment()), Flat(saved.optimizer.second_moment()));
+}
+
+// A power cut right after the rename could leave a checkpoint under its final name whose bytes never reached the disk, or no
+// checkpoint at all though the pool was told that there is one.
+TEST_F(CheckpointTest, EveryByteIsOnDiskBeforeTheNameAndTheNameBeforeTheReturn) {
+  ASSERT_TRUE(MakeDirs(run_ + "/checkpoints").ok());
+  disk_log.clear();
+  Save(5);
+  const std::string folder = run_ + "/checkpoints", writing = folder + "/.writing-5", done = folder + "/5";
+  const auto place = [](const std::string& entry) { return std::find(disk_log.begin(), disk_log.end(), entry) - disk_log.begin(); };
+  const ptrdiff_t named = place("rename " + writing + " " + done), end = std::ssize(disk_log);
+  ASSERT_LT(named, end) << "not renamed";
+  const std::vector<std::string> files = ListDir(done).value();
+  for (const std::string& file : files) {
+    if (file == "checkpoint.json") continue;
+    EXPECT_LT(place("sync " + writing + "/" + file), named) << file;
+  }
+  // The list of contents is written beside its name, too.
+  const auto list = std::find_if(disk_log.begin(), disk_log.end(), [&](const std::string& entry) {
+    return entry.rfind("rename " + writing + "/checkpoint.json.", 0) == 0;
+  });
+  ASSERT_NE(list, disk_log.end());
+  const std::string written = list->substr(7, list->find(' ', 7) - 7);
+  EXPECT_LT(place("sync " + written), list - disk_log.begin());
+  EXPECT_LT(list - disk_log.begin(), named);
+  // Names: the files' in the folder before it gets its own, its own before Save returns.
+  EXPECT_TRUE(std::find(list, disk_log.begin() + named, "sync " + writing) != disk_log.begin() + named);
+  EXPECT_TRUE(std::find(disk_log.begin() + named, disk_log.end(), "sync " + folder) != disk_log.end());
 }
 
 // A checkpoint that was made before a rollback would be resumed from, though its steps are no longer part of the run.
@@ -120,31 +171,45 @@ TEST_F(CheckpointTest, WhatIsNotWhatItSaysIsPassedOver) {
   ASSERT_TRUE(Rename(run_ + "/checkpoints/4", run_ + "/checkpoints/9").ok());
   EXPECT_EQ(Newest(), 2);
   Save(4);
-  Edit(4, "\"format\":1", "\"format\":2");
+  Edit(4, "\"format\":2", "\"format\":3");
   EXPECT_EQ(Newest(), 2);
   Save(4);
   const std::string path = run_ + "/checkpoints/4/checkpoint.json";
-  json::value manifest = ParseJson(ReadFile(path).value()).value();
+  json::value manifest = ParseJson(Unsealed(ReadFile(path).value())).value();
   manifest.at("files").as_object().erase("optimizer.safetensors");  // not listed, so never compared
-  ASSERT_TRUE(WriteFile(path, PrintJson(manifest)).ok());
+  ASSERT_TRUE(WriteFile(path, SealManifest(PrintJson(manifest))).ok());
   EXPECT_EQ(Newest(), 2);
   Edit(2, "\"step\":2", "\"step\":3");
   EXPECT_EQ(LoadNewestCheckpoint(run_).status().code(), StatusCode::kNotFound);
 }
 
-// A damaged list of contents (a bad disk, a hand that edited it) could end a resume with a crash, or let it go on with numbers
-// that no run has: the hashes cover every file but this one.
+// One digit that a bad disk or a hand has changed (so many optimizer steps, say) would go on as another run.
+TEST_F(CheckpointTest, OneChangedByteOfTheListIsNoticed) {
+  ASSERT_TRUE(SaveCheckpoint(run_, SmallAt(2), SomeText(), 1).ok());
+  const std::string path = run_ + "/checkpoints/2/checkpoint.json", good = ReadFile(path).value();
+  EXPECT_EQ(good, SealManifest(Unsealed(good)));
+  for (size_t at = 0; at < good.size(); ++at) {
+    std::string text = good;
+    text[at] = text[at] == '3' ? '4' : '3';
+    ASSERT_TRUE(RemoveAll(path).ok());
+    ASSERT_TRUE(WriteFile(path, text).ok());
+    EXPECT_EQ(LoadNewestCheckpoint(run_).status().code(), StatusCode::kNotFound) << text;
+  }
+}
+
+// A list of contents that has the right hash and is nonsense (made by another program, or by a mistake of ours) could end a resume
+// with a crash, or let it go on with numbers that no run has.
 TEST_F(CheckpointTest, SurvivesMutatedLists) {
   const Checkpoint saved = SmallAt(2);
   ASSERT_TRUE(SaveCheckpoint(run_, saved, SomeText(), 1).ok());
-  const std::string path = run_ + "/checkpoints/2/checkpoint.json", good = ReadFile(path).value();
+  const std::string path = run_ + "/checkpoints/2/checkpoint.json", good = Unsealed(ReadFile(path).value());
   const std::vector<std::string> words = {"null", "{}", "[]", "{\"a\":[1]}", "1e400", "-1", "1.5", "9223372036854775808", "true", "2",
                                           ",", "\"\"", "\"x\"", "\"..\"", "\"/\"", "\"config.json\"", "\"step\"",
                                           "\"model.safetensors\""};
   Rng rng(41);
   int loaded = 0, refused = 0;
   for (int i = 0; i < 2000; ++i) {
-    const std::string text = i ? Mutated(good, words, rng) : good;
+    const std::string text = SealManifest(i ? Mutated(good, words, rng) : good);
     SCOPED_TRACE(text);
     ASSERT_TRUE(RemoveAll(path).ok());  // some file systems flush a file that is cut and written again
     ASSERT_TRUE(WriteFile(path, text).ok());
