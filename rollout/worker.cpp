@@ -125,8 +125,10 @@ struct Worker::State {
       events.clear();
       bool worked = decoder && source->MayServe() && decoder->Step(&events);
       const double now_s = NowS();
-      if (!events.empty()) (void)Faults::Get().Hit("rollout.sampled");
-      for (const engine::DecodeEvent& e : events) OnEvent(e, now_s);
+      for (const engine::DecodeEvent& e : events) {
+        (void)Faults::Get().Hit("rollout.sampled");
+        OnEvent(e, now_s);
+      }
       const double next_s = Sweep(now_s);
       UpdateMetrics(now_s);
       if (!worked) Sleep(now_s, next_s);
