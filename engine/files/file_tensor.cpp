@@ -1,11 +1,13 @@
 #include "engine/files/file_tensor.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstring>
 
 #include "common/check.h"
 #include "engine/bf16.h"
+#include "text/utf8.h"
 
 namespace temper::engine {
 namespace {
@@ -134,6 +136,22 @@ void ReadElements(FileType type, std::span<const std::byte> in, std::span<float>
       case FileType::kQ6_K: ReadSixBits(p, y); break;
     }
   }
+}
+
+Status CheckApart(std::span<const FileTensor> tensors) {
+  std::vector<const FileTensor*> order;
+  for (const FileTensor& t : tensors) {
+    if (!t.bytes.empty()) order.push_back(&t);
+  }
+  std::sort(order.begin(), order.end(), [](const FileTensor* a, const FileTensor* b) { return a->bytes.data() < b->bytes.data(); });
+  for (size_t i = 1; i < order.size(); ++i) {
+    const FileTensor &a = *order[i - 1], &b = *order[i];
+    if (a.bytes.data() + a.bytes.size() > b.bytes.data()) {
+      const auto name = [](const FileTensor& t) { return text::ToValidUtf8(t.name.substr(0, 100)); };
+      return InvalidArgument("the tensors " + name(a) + " and " + name(b) + " overlap");
+    }
+  }
+  return Status::Ok();
 }
 
 }  // namespace temper::engine

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "common/status.h"
+
 namespace temper::engine {
 
 // The Q types are ggml's: blocks of 32 or (K) 256 elements with scales of their own.
@@ -26,5 +28,9 @@ struct FileTensor {
   uint64_t count = 0;          // elements
   std::span<const std::byte> bytes;
 };
+
+// InvalidArgument naming two tensors that share bytes of the file: numbers of one would be those of another, and a small file could
+// claim any amount of memory.
+Status CheckApart(std::span<const FileTensor> tensors);
 
 }  // namespace temper::engine

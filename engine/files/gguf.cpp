@@ -186,7 +186,7 @@ Status GgufFile::Parse() {
     }
     t.bytes = bytes.subspan(data_at + offsets[i], FileTypeBytes(t.type, t.count));
   }
-  return Status::Ok();
+  return CheckApart(tensors_);
 }
 
 const text::Value* GgufFile::Meta(std::string_view key) const {

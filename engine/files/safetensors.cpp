@@ -42,7 +42,6 @@ Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   auto header = text::ParseJson({reinterpret_cast<const char*>(bytes.data()) + 8, header_size});
   if (!header.ok()) return header.status().WithContext(path);
   if (!header->is_dict()) return bad("the header is no object");
-  uint64_t covered = 0;
   for (const auto& [key, value] : header->as_dict().items()) {
     const std::string& name = key.as_string();
     if (name == "__metadata__") {
@@ -79,11 +78,10 @@ Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
       return bad("tensor " + name + ": data_offsets do not fit its shape");
     }
     t.bytes = data.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-    covered += t.bytes.size();
     out.by_name_[name] = out.tensors_.size();
     out.tensors_.push_back(std::move(t));
   }
-  if (covered > data.size()) return bad("tensors overlap");
+  RETURN_IF_ERROR(CheckApart(out.tensors_).WithContext(path));
   return out;
 }
 

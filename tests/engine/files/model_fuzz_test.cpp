@@ -43,6 +43,13 @@ TEST(Fuzz, Gguf) {
     auto model = LoadModel(dir / "x.gguf");
     if (model.ok()) (void)text::LoadTextModel(model->text).ok();
   }
+  for (const char* family : {"llama", "gemma3_caps"}) {
+    const std::string file = ReadFile(std::string(TEMPER_SOURCE_DIR) + "/tests/golden/engine/families_gguf/" + family + ".gguf").value();
+    for (int i = 0; i < 250; ++i) {
+      ASSERT_TRUE(WriteFile(dir / "x.gguf", Mutate(file, i % 2 ? 1500 : 5000, rng)).ok());
+      (void)LoadModel(dir / "x.gguf").ok();
+    }
+  }
   const std::string quants = ReadFile(GoldenPath("quants.gguf")).value();  // every element type, no model
   for (int i = 0; i < 500; ++i) {
     ASSERT_TRUE(WriteFile(dir / "x.gguf", Mutate(quants, i % 2 ? 700 : 20000, rng)).ok());
@@ -150,6 +157,7 @@ TEST(HostileFiles, LengthsBeyondTheFile) {
                           R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,16]}})", R"({"a":{"dtype":"F32","shape":[-4],"data_offsets":[0,16]}})",
                           R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[16,0]}})", R"({"a":{"dtype":"I64","shape":[2],"data_offsets":[0,16]}})",
                           R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+                          R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
                           R"({"a":{"dtype":"F32","shape":[4]}})", R"([])", R"({"a":1})"}) {
     EXPECT_FALSE(with_header(bad).ok()) << bad;
   }
@@ -160,6 +168,18 @@ TEST(HostileFiles, LengthsBeyondTheFile) {
     ASSERT_TRUE(WriteFile(dir / "c.gguf", bad).ok());
     EXPECT_NE(GgufFile::Open(dir / "c.gguf").status().message().find("beyond the file"), std::string::npos);
   }
+  // The second tensor's offset becomes that of the first: both lie within the file.
+  std::string shared = ReadFile(GoldenPath("quants.gguf")).value();
+  const size_t name = shared.find("F16", shared.find("F32"));
+  ASSERT_NE(name, std::string::npos);
+  const size_t offset_at = name + 3 + 4 + 16 + 4;  // after its name, dimensions and type
+  uint64_t offset = 0;
+  std::memcpy(&offset, shared.data() + offset_at, 8);
+  ASSERT_GT(offset, 0u);
+  offset -= 32;
+  std::memcpy(shared.data() + offset_at, &offset, 8);
+  ASSERT_TRUE(WriteFile(dir / "c.gguf", shared).ok());
+  EXPECT_NE(GgufFile::Open(dir / "c.gguf").status().message().find("F32 and F16 overlap"), std::string::npos);
   ASSERT_TRUE(WriteFile(dir / "c.gguf", gguf.substr(0, gguf.size() - 100)).ok());
   EXPECT_NE(LoadModel(dir / "c.gguf").status().message().find("beyond the file"), std::string::npos);
 }
