@@ -125,8 +125,9 @@ AttemptResult AttemptRunner::Run(const AttemptSpec& spec, const std::atomic<bool
   open.max_turns = options_.scaffold.max_turns;
   open.key_space.seed = options_.seed;
   open.key_space.domain = spec.training ? 0 : 1;
-  open.key_space.a = static_cast<uint64_t>(spec.training ? spec.group : spec.evaluation);
-  open.key_space.b = static_cast<uint64_t>(spec.training ? spec.rollout : spec.task_index);
+  // Every evaluation draws a task's numbers anew from the same place: what differs between two of them is the policy.
+  open.key_space.a = static_cast<uint64_t>(spec.training ? spec.group : spec.task_index);
+  open.key_space.b = static_cast<uint64_t>(spec.training ? spec.rollout : 0);
   open.training = spec.training;
   open.deadline_s = spec.deadline_s;
   open.fresh = !spec.training;  // an evaluation that is repeated begins each task anew

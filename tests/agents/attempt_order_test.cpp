@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -18,8 +21,9 @@ using Journal = std::vector<std::string>;
 using verifiers::VerdictOutcome;
 
 struct RecordingGateway final : gateway::GatewayControl {
-  Result<gateway::Opened> Open(const gateway::OpenOptions&) override {
+  Result<gateway::Opened> Open(const gateway::OpenOptions& options) override {
     journal->push_back("open");
+    opened = options;
     if (!open.ok()) return open;
     return gateway::Opened{"key", "http://x/v1"};
   }
@@ -40,6 +44,7 @@ struct RecordingGateway final : gateway::GatewayControl {
   Result<gateway::GatewayStatus> GetStatus() override { return gateway::GatewayStatus{}; }
 
   Journal* journal = nullptr;
+  gateway::OpenOptions opened;
   Status open, seal;
   bool calls = true;
   std::vector<std::string> flags;
@@ -101,7 +106,8 @@ struct World {
   }
   ~World() { EXPECT_TRUE(RemoveAll(run_dir).ok()); }
 
-  AttemptResult Play() {
+  // As a training attempt that `change` makes another.
+  AttemptResult Play(const std::function<void(AttemptSpec&)>& change = {}) {
     AttemptSpec spec;
     spec.session = "3.1.2";
     spec.group = 3;
@@ -109,6 +115,7 @@ struct World {
     spec.attempt = 2;
     spec.training = true;
     spec.task = {.id = "t", .family = "f", .instruction = "do", .files = {}};
+    if (change) change(spec);
     const AttemptRunner runner(options, scaffold, gateway, sandbox, verifier);
     const std::atomic<bool> stopped = false;
     AttemptResult result = runner.Run(spec, stopped);
@@ -130,7 +137,40 @@ struct World {
   std::string run_dir;
 };
 
+// Where the random numbers of a session come from.
+std::array<uint64_t, 4> Key(const World& world) {
+  const gateway::KeySpace& key = world.gateway.opened.key_space;
+  return {key.seed, key.domain, key.a, key.b};
+}
+
 std::string Ending(const AttemptResult& r) { return r.reason.empty() ? r.outcome : r.outcome + "/" + r.reason; }
+
+// Rollouts of a group that draw the same numbers teach nothing; evaluations that draw different ones differ though the policy is
+// the same, and a task that is played again must not get another chance.
+TEST(AttemptRunner, WhatIsDrawnFollowsFromTheTaskAndNotFromTheTry) {
+  World world;
+  world.options.seed = 7;
+  std::set<std::array<uint64_t, 4>> keys;
+  for (int64_t group : {3, 4}) {
+    for (int rollout : {0, 1}) {
+      for (int attempt : {0, 1}) {
+        world.Play([&](AttemptSpec& spec) { spec.group = group, spec.rollout = rollout, spec.attempt = attempt; });
+        keys.insert(Key(world));
+      }
+    }
+  }
+  EXPECT_EQ(keys.size(), 4u);
+  for (int64_t task : {3, 4}) {
+    for (int64_t evaluation : {0, 1, 2}) {
+      world.Play([&](AttemptSpec& spec) { spec.training = false, spec.evaluation = evaluation, spec.task_index = task; });
+      keys.insert(Key(world));
+    }
+  }
+  EXPECT_EQ(keys.size(), 6u);
+  world.options.seed = 8;
+  world.Play();
+  EXPECT_EQ(keys.count(Key(world)), 0u);
+}
 
 // The agent could go on writing while it is judged, a judge could see a session that still grows, or sit beside the agent's
 // living sandbox.

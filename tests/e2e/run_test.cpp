@@ -92,6 +92,19 @@ TEST(Run, TheWholeLoop) {
   EXPECT_EQ(job.Wait(30), 0);
 }
 
+// Draws that differ from one evaluation to the next would hide a change of the policy behind luck, and show one where there is none.
+TEST(Run, APolicyThatDoesNotMoveIsJudgedAlike) {
+  JobProcess job("still");
+  job.Start({"--set", "optimizer.lr=1e-30", "--set", "trainer.steps=1"});
+  ASSERT_EQ(job.Wait(100), 0) << job.Output();
+  const std::vector<std::string> lines = Split(std::string(Trim(job.Read("eval.jsonl"))), '\n');
+  ASSERT_EQ(lines.size(), 2u);
+  const json::value first = *ParseJson(lines[0]), last = *ParseJson(lines[1]);
+  EXPECT_EQ(first.at("rewards"), last.at("rewards"));
+  EXPECT_EQ(first.at("tokens_sampled_eval"), last.at("tokens_sampled_eval"));
+  EXPECT_GT(*JsonRef(first).DoubleOr("pass_rate", 0), 0);
+}
+
 // The built-in loop could end its attempts as failures, never run a command, or not let the policy hear what it printed.
 TEST(Run, TheBuiltInLoopPlays) {
   JobProcess job("built_in");
