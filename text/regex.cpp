@@ -1,10 +1,10 @@
 #include "text/regex.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <unordered_set>
 
-#include "text/unicode.h"
 #include "text/utf8.h"
 
 namespace temper::text {
@@ -12,23 +12,50 @@ namespace {
 
 constexpr size_t kMaxPattern = 1 << 16;      // bytes
 constexpr size_t kMaxInstructions = 1 << 16;
+constexpr size_t kMaxFirstClasses = 256;     // a pattern of more classes is matched without looking ahead
 constexpr int kMaxDepth = 100;
 constexpr size_t kRememberAfter = 1 << 14;   // steps back, beyond 64 for each code point, before failed states are remembered
 
-// A set of code points with a fast path for ASCII.
+// A set of code points with a fast path for ASCII, and for large sets a bit for each code point of the pages that are mixed.
 struct CharClass {
+  static constexpr size_t kManyRanges = 16;
+  static constexpr uint32_t kPage = 256;
   CodeSet set;
   bool ascii[128] = {};
+  std::vector<uint16_t> pages;                 // index into `bits` by code point / kPage; empty for small sets
+  std::vector<std::array<uint64_t, 4>> bits;   // [0] holds none, [1] all
   explicit CharClass(CodeSet s) : set(std::move(s)) {
     for (uint32_t c = 0; c < 128; ++c) ascii[c] = Contains(set, c);
+    if (set.size() <= kManyRanges) return;
+    pages.resize(0x110000 / kPage);
+    bits = {{0, 0, 0, 0}, {~0ULL, ~0ULL, ~0ULL, ~0ULL}};
+    for (const auto& [first, last] : set) {
+      for (uint32_t page = first / kPage; page <= last / kPage; ++page) {
+        if (first <= page * kPage && last >= page * kPage + kPage - 1) {
+          pages[page] = 1;
+          continue;
+        }
+        if (pages[page] == 0) {
+          pages[page] = static_cast<uint16_t>(bits.size());
+          bits.push_back({});
+        }
+        for (uint32_t c = std::max(first, page * kPage); c <= std::min(last, page * kPage + kPage - 1); ++c) {
+          bits[pages[page]][c % kPage / 64] |= 1ULL << (c % 64);
+        }
+      }
+    }
   }
-  bool Has(uint32_t cp) const { return cp < 128 ? ascii[cp] : Contains(set, cp); }
+  bool Has(uint32_t cp) const {
+    if (cp < 128) return ascii[cp];
+    if (pages.empty()) return Contains(set, cp);
+    return bits[pages[cp / kPage]][cp % kPage / 64] >> (cp % 64) & 1;
+  }
 };
 
 enum class Op : uint8_t {
   kClass,    // one code point of classes[a]
   kRepeat,   // min..max code points of classes[a], greedy; possessive when `flag`
-  kSplit,    // try a, then b
+  kSplit,    // try a, then b; with `flag` a is tried only where the next code point is in classes[min]
   kJump,     // to a
   kLook,     // look ahead: run the program at pc+1 up to its kMatch, then go on at a; `flag` = must not match
   kAtomic,   // run pc+1 up to its kMatch, take its end, go on at a
@@ -440,10 +467,45 @@ class Compiler {
     Emit(node);
     Add(Op::kMatch);
     if (!problem_.empty()) return InvalidArgument("regular expression: " + problem_);
+    for (Instruction& i : code_) {
+      CodeSet first;
+      size_t visits = 0;
+      if (i.op != Op::kSplit || !First(i.a, &first, &visits)) continue;
+      i.min = AddClass(first);
+      i.flag = true;
+    }
     return Status::Ok();
   }
 
  private:
+  static constexpr size_t kMaxVisits = 32;
+
+  // Adds to `set` what the program at `pc` can begin with; false when that is anything, or not known with little work.
+  bool First(uint32_t pc, CodeSet* set, size_t* visits) const {
+    while (++*visits <= kMaxVisits && classes_.size() < kMaxFirstClasses) {
+      const Instruction& i = code_[pc];
+      switch (i.op) {
+        case Op::kClass: *set = Union(*set, classes_[i.a].set); return true;
+        case Op::kRepeat:
+          *set = Union(*set, classes_[i.a].set);
+          if (i.min > 0) return true;
+          ++pc;
+          break;
+        case Op::kSplit:
+          if (!First(i.a, set, visits)) return false;
+          pc = i.b;
+          break;
+        case Op::kJump: pc = i.a; break;
+        case Op::kLook: pc = i.a; break;
+        case Op::kBehind:
+        case Op::kBegin:
+        case Op::kLineBegin: ++pc; break;
+        default: return false;  // what can hold at the end of the text
+      }
+    }
+    return false;
+  }
+
   uint32_t Add(Op op) {
     if (code_.size() >= kMaxInstructions) {
       if (problem_.empty()) problem_ = "too large";  // Emit stops at once, so little more is added
@@ -554,12 +616,16 @@ class Compiler {
 // One search: a backtracking machine with an explicit stack.
 class Machine {
  public:
-  Machine(const Regex::Program& program, std::span<const uint32_t> text) : program_(program), text_(text) {}
+  Machine(const Regex::Program& program, std::span<const uint32_t> text) : program_(program), text_(text) {
+    stack_.reserve(16);
+  }
 
   // The end of the match of the program at `pc` on text from `at`, or -1.
   long Run(uint32_t pc, size_t at) {
+    const size_t bottom = stack_.size();
     std::vector<uint64_t> entered;  // states of this run, remembered as failed if the run fails
-    const long end = Run(pc, at, &entered);
+    const long end = Run(pc, at, bottom, &entered);
+    stack_.resize(bottom);
     if (end >= 0) {
       for (uint64_t state : entered) failed_.erase(state);
     }
@@ -567,23 +633,24 @@ class Machine {
   }
 
  private:
-  long Run(uint32_t pc, size_t at, std::vector<uint64_t>* entered) {
-    struct Choice {
-      uint32_t pc;
-      size_t at;
-      size_t least;  // a kRepeat that may still give up code points down to here; SIZE_MAX for a plain alternative
-    };
-    std::vector<Choice> stack;
+  struct Choice {
+    uint32_t pc;
+    size_t at;
+    size_t least;  // a kRepeat that may still give up code points down to here; SIZE_MAX for a plain alternative
+  };
+
+  // A run takes back only choices of its own, above `bottom`.
+  long Run(uint32_t pc, size_t at, size_t bottom, std::vector<uint64_t>* entered) {
     auto back = [&]() -> bool {
-      while (!stack.empty()) {
-        Choice& top = stack.back();
+      while (stack_.size() > bottom) {
+        Choice& top = stack_.back();
         if (top.least != SIZE_MAX && top.at > top.least) {
           --top.at;
           pc = top.pc, at = top.at;
-          if (top.at == top.least) stack.pop_back();
+          if (top.at == top.least) stack_.pop_back();
         } else {
           pc = top.pc, at = top.at;
-          stack.pop_back();
+          stack_.pop_back();
         }
         // A state entered twice fails twice: the future of (pc, at) depends on nothing else, not even on where the match began.
         if (++steps_ > kRememberAfter + 64 * text_.size()) {
@@ -610,13 +677,17 @@ class Machine {
           while (end < limit && k.Has(text_[end])) ++end;
           ok = end - at >= i.min;
           if (!ok) break;
-          if (!i.flag && end > at + i.min) stack.push_back({pc + 1, end, at + i.min});
+          if (!i.flag && end > at + i.min) stack_.push_back({pc + 1, end, at + i.min});
           at = end;
           ++pc;
           break;
         }
         case Op::kSplit:
-          stack.push_back({i.b, at, SIZE_MAX});
+          if (i.flag && (at == text_.size() || !program_.classes[i.min].Has(text_[at]))) {
+            pc = i.b;
+            break;
+          }
+          stack_.push_back({i.b, at, SIZE_MAX});
           pc = i.a;
           break;
         case Op::kJump: pc = i.a; break;
@@ -646,6 +717,7 @@ class Machine {
 
   const Regex::Program& program_;
   std::span<const uint32_t> text_;
+  std::vector<Choice> stack_;
   size_t steps_ = 0;
   std::unordered_set<uint64_t> failed_;
 };
@@ -680,17 +752,28 @@ Regex Regex::Literal(std::string_view text) {
   return Regex(std::move(program));
 }
 
+Regex Regex::OneOf(const CodeSet& set) {
+  Node node;
+  node.kind = Node::Kind::kClass;
+  node.set = set;
+  auto program = std::make_unique<Program>();
+  const Status status = Compiler(program.get()).Compile(node);
+  TEMPER_CHECK(status.ok()) << status.ToString();
+  return Regex(std::move(program));
+}
+
 std::vector<std::pair<size_t, size_t>> Regex::FindAll(std::span<const uint32_t> text) const {
   std::vector<std::pair<size_t, size_t>> out;
   Machine machine(*program_, text);
-  for (size_t at = 0; at < text.size();) {
-    const long end = machine.Run(0, at);
-    if (end > static_cast<long>(at)) {
-      out.emplace_back(at, static_cast<size_t>(end));
-      at = static_cast<size_t>(end);
-    } else {
+  for (size_t at = 0; at <= text.size();) {
+    const long found = machine.Run(0, at);
+    const size_t end = static_cast<size_t>(found);
+    if (found < 0 || (end == at && !out.empty() && out.back().second == end)) {
       ++at;
+      continue;
     }
+    out.emplace_back(at, end);
+    at = end;
   }
   return out;
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/status.h"
+#include "text/unicode.h"
 
 namespace temper::text {
 
@@ -21,11 +22,13 @@ class Regex {
   static Result<Regex> Parse(std::string_view pattern);
   // Matches exactly `text`.
   static Regex Literal(std::string_view text);
+  // Matches one code point of `set`.
+  static Regex OneOf(const CodeSet& set);
   Regex(Regex&&) noexcept;
   Regex& operator=(Regex&&) noexcept;
   ~Regex();
 
-  // All leftmost non-overlapping matches, as [begin, end) in code points; empty matches are left out.
+  // All leftmost non-overlapping matches, as [begin, end) in code points. An empty match counts unless it follows another match.
   std::vector<std::pair<size_t, size_t>> FindAll(std::span<const uint32_t> text) const;
 
   struct Program;

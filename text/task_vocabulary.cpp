@@ -3,6 +3,7 @@
 #include <set>
 #include <vector>
 
+#include "text/byte_alphabet.h"
 #include "text/json.h"
 #include "text/tokenizer.h"
 #include "text/value.h"

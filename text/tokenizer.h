@@ -1,4 +1,5 @@
-// Tokenizer: byte-level BPE between text and token ids, from a Hugging Face tokenizer.json or from GGUF metadata.
+// Tokenizer: byte-pair encoding between text and token ids, byte-level or with SentencePiece's "▁" and byte fallback, from a Hugging
+// Face tokenizer.json or from GGUF metadata.
 //
 // Loading refuses by name every component that is not implemented exactly; nothing is approximated. Immutable after
 // loading; every method is thread-safe.
@@ -18,19 +19,18 @@ namespace temper::text {
 
 // The tokenizer.ggml.* metadata of a GGUF file.
 struct GgufTokenizer {
-  std::string model;                 // "gpt2" = byte-level BPE; other kinds are refused
-  std::string pre;                   // which pre-tokenizer: smollm, llama-bpe, qwen2, gpt-2, default, deepseek-v3, …
+  std::string model;                 // gpt2 = byte-level BPE; llama, gemma4 = SentencePiece's BPE; other kinds are refused
+  std::string pre;                   // which pre-tokenizer, of gpt2: smollm, llama-bpe, qwen2, gpt-2, default, deepseek-v3, …
   std::vector<std::string> tokens;
-  std::vector<int32_t> token_types;  // 1 normal, 3 control (special), 4 user-defined, 5 unused, 6 byte; empty = all normal
+  std::vector<float> scores;         // of llama: the better the earlier merged; empty where there are merges
+  std::vector<int32_t> token_types;  // 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; empty = all normal
   std::vector<std::string> merges;   // "a b"
   std::optional<int32_t> bos, eos, unk, pad, eot;
   bool add_bos = false;
   bool add_eos = false;
+  std::optional<bool> add_space_prefix;  // absent: as the kind has it (llama does)
   std::string chat_template;
 };
-
-// GPT-2's byte alphabet, in which vocabularies spell raw bytes: a printable character for every byte.
-std::string ToByteAlphabet(std::string_view bytes);
 
 struct EncodeOptions {
   bool add_special = false;   // apply the post-processor (BOS and kin)
@@ -61,10 +61,11 @@ class Tokenizer {
   // vocabulary has no token for, which are left out as Hugging Face does.
   std::vector<int32_t> Encode(std::string_view text, const EncodeOptions& options = {}, size_t* dropped_bytes = nullptr) const;
 
-  // Ids without a token (padding of the model's vocabulary) give nothing. Invalid UTF-8 gives one U+FFFD per maximal bad part.
+  // Ids without a token (padding of the model's vocabulary) give nothing. Invalid UTF-8 gives U+FFFD as Hugging Face does: one per
+  // maximal bad part, and of tokens for single bytes in a row ("<0xAB>"), one for each as soon as one of them is bad.
   std::string Decode(std::span<const int32_t> ids, bool skip_special = false) const;
 
-  // The raw bytes of one token, possibly part of a code point; empty for an id without a token.
+  // The raw bytes of one token inside a text, possibly part of a code point; empty for an id without a token.
   std::string_view TokenBytes(int32_t id) const;
   bool HasToken(int32_t id) const;
   bool IsSpecial(int32_t id) const;
@@ -82,6 +83,7 @@ class Tokenizer {
   const std::string& json() const;
 
  private:
+  friend class StreamDecoder;
   struct Impl;
   explicit Tokenizer(std::unique_ptr<const Impl> impl);
   std::unique_ptr<const Impl> impl_;
@@ -91,17 +93,20 @@ class Tokenizer {
 // Decode of all ids, however the ids were cut. One stream; not thread-safe; `tokenizer` must outlive it.
 class StreamDecoder {
  public:
-  explicit StreamDecoder(const Tokenizer& tokenizer, bool skip_special = false)
-      : tokenizer_(tokenizer), skip_special_(skip_special) {}
-  // The text that became certain with `ids`; holds back at most 3 bytes.
+  explicit StreamDecoder(const Tokenizer& tokenizer, bool skip_special = false);
+  StreamDecoder(StreamDecoder&&) noexcept;
+  StreamDecoder& operator=(StreamDecoder&&) noexcept;
+  ~StreamDecoder();
+  // The text that became certain with `ids`. Holds back a code point of which bytes are missing, and tokens for single bytes until
+  // another token ends their row: one that turns out bad makes all of them U+FFFD.
   std::string Append(std::span<const int32_t> ids);
-  // What was held back, as U+FFFD if it never became a code point.
+  // What was held back, as U+FFFD if it never became a code point. Ends the text: the next Append begins another.
   std::string Finish();
 
  private:
-  const Tokenizer& tokenizer_;
+  struct State;
   bool skip_special_;
-  std::string held_;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace temper::text

@@ -15,6 +15,7 @@ struct CaseRun { uint32_t first, last; uint32_t step; int32_t delta; };
 struct LongCase { uint32_t cp, a, b, c; };
 struct Decomposition { uint32_t cp, a, b; };
 struct Composition { uint32_t a, b, cp; };
+struct Compatibility { uint32_t cp, at, count; };  // kCompatibilityPoints[at..at+count)
 
 #include "text/unicode_tables.inc"
 
@@ -93,7 +94,7 @@ int CombiningClass(uint32_t cp) {
 constexpr uint32_t kSBase = 0xAC00, kLBase = 0x1100, kVBase = 0x1161, kTBase = 0x11A7, kLCount = 19, kVCount = 21, kTCount = 28,
                    kSCount = kLCount * kVCount * kTCount;
 
-void Decompose(uint32_t cp, std::vector<uint32_t>* out) {
+void Decompose(uint32_t cp, bool compatibility, std::vector<uint32_t>* out) {
   if (cp >= kSBase && cp < kSBase + kSCount) {
     const uint32_t s = cp - kSBase;
     out->push_back(kLBase + s / (kVCount * kTCount));
@@ -103,12 +104,20 @@ void Decompose(uint32_t cp, std::vector<uint32_t>* out) {
   }
   auto it = std::lower_bound(std::begin(kDecompositions), std::end(kDecompositions), cp,
                              [](const Decomposition& d, uint32_t c) { return d.cp < c; });
-  if (it == std::end(kDecompositions) || it->cp != cp) {
-    out->push_back(cp);
+  if (it != std::end(kDecompositions) && it->cp == cp) {
+    Decompose(it->a, compatibility, out);
+    if (it->b) Decompose(it->b, compatibility, out);
     return;
   }
-  Decompose(it->a, out);
-  if (it->b) Decompose(it->b, out);
+  if (compatibility) {
+    auto c = std::lower_bound(std::begin(kCompatibilities), std::end(kCompatibilities), cp,
+                              [](const Compatibility& k, uint32_t point) { return k.cp < point; });
+    if (c != std::end(kCompatibilities) && c->cp == cp) {
+      out->insert(out->end(), kCompatibilityPoints + c->at, kCompatibilityPoints + c->at + c->count);
+      return;
+    }
+  }
+  out->push_back(cp);
 }
 
 uint32_t Compose(uint32_t a, uint32_t b) {
@@ -125,9 +134,9 @@ uint32_t Compose(uint32_t a, uint32_t b) {
   return it != std::end(kCompositions) && it->a == a && it->b == b ? it->cp : 0;
 }
 
-std::vector<uint32_t> CanonicalDecomposition(std::string_view s) {
+std::vector<uint32_t> Decomposed(const std::vector<uint32_t>& points, bool compatibility) {
   std::vector<uint32_t> out;
-  for (uint32_t cp : ToCodePoints(s)) Decompose(cp, &out);
+  for (uint32_t cp : points) Decompose(cp, compatibility, &out);
   for (size_t i = 0; i < out.size();) {  // canonical order within each run of marks
     if (CombiningClass(out[i]) == 0) {
       ++i;
@@ -214,7 +223,12 @@ const CodeSet& DigitSet() {
 }
 
 const CodeSet& NumericSet() {
-  static const CodeSet set = *UnicodeProperty("N");
+  static const CodeSet set = FromRanges(kNumericRanges);
+  return set;
+}
+
+const CodeSet& PunctuationSet() {
+  static const CodeSet set = FromRanges(kPunctuationRanges);
   return set;
 }
 
@@ -291,19 +305,23 @@ bool IsPythonSpace(uint32_t cp) {
          (cp >= 0x2000 && cp <= 0x200A) || cp == 0x2028 || cp == 0x2029 || cp == 0x202F || cp == 0x205F || cp == 0x3000;
 }
 
-std::string ToNfd(std::string_view s) {
+namespace {
+
+std::string Decomposed(std::string_view s, bool compatibility) {
   if (IsAscii(s)) return std::string(s);
-  const std::vector<uint32_t> d = CanonicalDecomposition(s);
+  const std::vector<uint32_t> d = Decomposed(ToCodePoints(s), compatibility);
   return FromCodePoints(d.data(), d.data() + d.size());
 }
 
-std::string ToNfc(std::string_view s) {
+std::string Composed(std::string_view s, bool compatibility) {
   if (IsAscii(s)) return std::string(s);
-  std::vector<uint32_t> d = CanonicalDecomposition(s);
+  const std::vector<uint32_t> points = ToCodePoints(s);
+  // Below U+0300 nothing composes and nothing is composed anew.
+  if (!compatibility && std::all_of(points.begin(), points.end(), [](uint32_t cp) { return cp < 0x300; })) return std::string(s);
   std::vector<uint32_t> out;
   size_t starter = SIZE_MAX;
   int last_class = 0;
-  for (uint32_t cp : d) {
+  for (uint32_t cp : Decomposed(points, compatibility)) {
     const int k = CombiningClass(cp);
     if (starter != SIZE_MAX && (last_class < k || out.size() == starter + 1)) {
       if (const uint32_t composed = Compose(out[starter], cp); composed && (out.size() == starter + 1 || last_class < k)) {
@@ -320,6 +338,25 @@ std::string ToNfc(std::string_view s) {
     }
   }
   return FromCodePoints(out.data(), out.data() + out.size());
+}
+
+}  // namespace
+
+std::string ToNfd(std::string_view s) { return Decomposed(s, false); }
+std::string ToNfkd(std::string_view s) { return Decomposed(s, true); }
+std::string ToNfc(std::string_view s) { return Composed(s, false); }
+std::string ToNfkc(std::string_view s) { return Composed(s, true); }
+
+std::string TokenizerLower(std::string_view s) {
+  std::string out;
+  for (uint32_t cp : ToCodePoints(s)) {
+    if (cp == 0x130) {
+      out += "i\u0307";
+    } else {
+      AppendUtf8(MapCase(kTokenizerLowerRuns, cp), &out);
+    }
+  }
+  return out;
 }
 
 }  // namespace temper::text

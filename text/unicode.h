@@ -24,7 +24,8 @@ std::optional<CodeSet> UnicodeProperty(std::string_view name);
 const CodeSet& SpaceSet();   // \s of the tokenizers' engine
 const CodeSet& WordSet();    // \w
 const CodeSet& DigitSet();   // \d = Nd
-const CodeSet& NumericSet(); // N: what Digits splits at
+const CodeSet& NumericSet();      // what Digits splits at
+const CodeSet& PunctuationSet();  // what Punctuation splits at
 
 // Python's str.upper, lower, title and capitalize, up to rules that look at neighbours (final sigma).
 std::string Upper(std::string_view s);
@@ -39,8 +40,12 @@ std::vector<uint32_t> CaseVariants(uint32_t cp);
 // str.isspace of Python (what str.strip() strips).
 bool IsPythonSpace(uint32_t cp);
 
-// Canonical composition (NFC) and decomposition (NFD).
+// Composition and decomposition, canonical (NFC, NFD) and with compatibility characters replaced (NFKC, NFKD).
 std::string ToNfc(std::string_view s);
 std::string ToNfd(std::string_view s);
+std::string ToNfkc(std::string_view s);
+std::string ToNfkd(std::string_view s);
+// The lower case of each code point by itself, as the normalizer Lowercase writes it.
+std::string TokenizerLower(std::string_view s);
 
 }  // namespace temper::text

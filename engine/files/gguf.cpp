@@ -229,14 +229,24 @@ Result<text::GgufTokenizer> GgufFile::TokenizerMetadata() const {
       out.token_types.push_back(static_cast<int32_t>(std::clamp<int64_t>(t.as_int(), 0, 100)));
     }
   }
-  auto id = [&](const char* key) -> std::optional<int32_t> {
+  if (const text::Value* scores = Meta("tokenizer.ggml.scores")) {
+    if (!scores->is_list()) return bad("tokenizer.ggml.scores");
+    for (const text::Value& s : scores->as_list()) {
+      if (!s.is_float() && !s.is_int()) return bad("tokenizer.ggml.scores");
+      out.scores.push_back(s.is_int() ? static_cast<float>(s.as_int()) : static_cast<float>(s.as_float()));
+    }
+  }
+  // Of SentencePiece's vocabularies the three have always stood first.
+  const bool spm = out.model == "llama";
+  auto id = [&](const char* key, std::optional<int32_t> fallback = std::nullopt) -> std::optional<int32_t> {
     const text::Value* v = Meta(key);
+    if (!v && fallback && *fallback < static_cast<int32_t>(out.tokens.size())) return fallback;
     if (!v || !v->is_int() || v->as_int() < 0 || v->as_int() >= static_cast<int64_t>(out.tokens.size())) return std::nullopt;
     return static_cast<int32_t>(v->as_int());
   };
-  out.bos = id("tokenizer.ggml.bos_token_id");
-  out.eos = id("tokenizer.ggml.eos_token_id");
-  out.unk = id("tokenizer.ggml.unknown_token_id");
+  out.bos = id("tokenizer.ggml.bos_token_id", spm ? std::optional(1) : std::nullopt);
+  out.eos = id("tokenizer.ggml.eos_token_id", spm ? std::optional(2) : std::nullopt);
+  out.unk = id("tokenizer.ggml.unknown_token_id", spm ? std::optional(0) : std::nullopt);
   out.pad = id("tokenizer.ggml.padding_token_id");
   out.eot = id("tokenizer.ggml.eot_token_id");
   auto flag = [&](const char* key, bool fallback) {
@@ -244,8 +254,11 @@ Result<text::GgufTokenizer> GgufFile::TokenizerMetadata() const {
     return v && v->is_bool() ? v->as_bool() : fallback;
   };
   // Absent, it is what llama.cpp takes for the kind.
-  out.add_bos = flag("tokenizer.ggml.add_bos_token", out.pre == "llama-bpe" || out.pre == "llama3" || out.pre == "llama-v3") && out.bos;
+  static constexpr std::string_view kBeginning[] = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken"};
+  const bool begins = std::find(std::begin(kBeginning), std::end(kBeginning), out.pre) != std::end(kBeginning);
+  out.add_bos = flag("tokenizer.ggml.add_bos_token", spm || begins) && out.bos;
   out.add_eos = flag("tokenizer.ggml.add_eos_token", false) && out.eos;
+  if (const text::Value* v = Meta("tokenizer.ggml.add_space_prefix"); v && v->is_bool()) out.add_space_prefix = v->as_bool();
   return out;
 }
 

@@ -1,6 +1,7 @@
 // Outside bytes that crash, hang or fill the process would take a job down: seeded mutations of good inputs through every parser.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <random>
 
 #include "tests/text/golden.h"
@@ -67,17 +68,25 @@ TEST(Fuzz, Jinja) {
 
 TEST(Fuzz, TokenizerJsonAndText) {
   std::mt19937_64 rng(3);
-  // A small vocabulary, so that mutations hit the structure.
-  const std::string seed = R"({"version":"1.0","added_tokens":[{"id":6,"content":"<s>","special":true,"normalized":false}],"normalizer":{"type":"NFC"},
+  // Small vocabularies, so that mutations hit the structure.
+  const std::string bytes = R"({"version":"1.0","added_tokens":[{"id":6,"content":"<s>","special":true,"normalized":false}],"normalizer":{"type":"NFC"},
 "pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"(?i:'s)|\\p{L}+|\\s+(?!\\S)|\\s+|[^\\s\\p{L}]{1,3}"},"behavior":"Isolated","invert":false},
 {"type":"Digits","individual_digits":true},{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}]},
 "post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],"special_tokens":{"<s>":{"id":"<s>","ids":[6],"tokens":["<s>"]}}},
 "decoder":{"type":"ByteLevel"},"model":{"type":"BPE","ignore_merges":false,"unk_token":null,"vocab":{"a":0,"b":1,"ab":2,"Ġ":3,"Ġa":4,"abab":5},"merges":["a b",["ab","ab"],"Ġ a"]}})";
-  const std::vector<std::string> words = {"\"", "null", "[", "{", "99999999999", "-1", "*", "+", "(", "(?", "\\\\p{", "{0,1000}", "1", "true", "abab"};
+  const std::string pieces_of_text = R"({"version":"1.0","added_tokens":[{"id":6,"content":"<s>","special":true,"normalized":true,"lstrip":true}],
+"normalizer":{"type":"Sequence","normalizers":[{"type":"Strip"},{"type":"NFKC"},{"type":"Prepend","prepend":"▁"},{"type":"Replace","pattern":{"String":" "},"content":"▁"},
+{"type":"Replace","pattern":{"Regex":"a{2,}"},"content":"aa"},{"type":"Lowercase"}]},
+"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true},{"type":"Punctuation","behavior":"Isolated"}]},
+"decoder":{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"▁"},"content":" "},{"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]},
+"model":{"type":"BPE","byte_fallback":true,"fuse_unk":true,"unk_token":"<u>","vocab":{"<u>":0,"a":1,"▁":2,"▁a":3,"<0xC3>":4,"<0xA9>":5},"merges":["▁ a"]}})";
+  const std::vector<std::string> words = {"\"", "null", "[", "{", "99999999999", "-1", "*", "+", "(", "(?", "\\\\p{", "{0,1000}", "1", "true", "abab", "▁", "▁▁▁▁▁▁▁▁"};
   const std::vector<std::string> pieces = {"ab", " a", "'s", "<s>", "\xff", "é", "e\u0301", "  \n", "123", "\u1100\u1161"};
-  ASSERT_TRUE(Tokenizer::FromJson(seed).ok()) << Tokenizer::FromJson(seed).status().ToString();
-  for (int i = 0; i < 8000; ++i) {
-    auto t = Tokenizer::FromJson(i == 0 ? seed : Mutate(seed, words, rng));
+  for (const std::string& seed : {bytes, pieces_of_text}) {
+    ASSERT_TRUE(Tokenizer::FromJson(seed).ok()) << Tokenizer::FromJson(seed).status().ToString();
+  }
+  for (int i = 0; i < 12000; ++i) {
+    auto t = Tokenizer::FromJson(Mutate(i % 2 ? pieces_of_text : bytes, words, rng));
     if (!t.ok()) continue;
     std::string text;
     for (int k = 0; k < 10; ++k) text += pieces[rng() % pieces.size()];
@@ -99,11 +108,13 @@ TEST(Fuzz, TokenizerGguf) {
   int accepted = 0;
   for (int i = 0; i < 3000; ++i) {
     GgufTokenizer g;
-    g.model = i % 50 ? "gpt2" : "llama";
+    g.model = i % 50 == 0 ? "bert" : i % 7 == 0 ? "gemma4" : i % 3 == 0 ? "llama" : "gpt2";
     g.pre = pres[rng() % pres.size()];
     g.tokens = {"a", "b", "ab", "\u0120", "\u0120a", "abab", "<s>", "</s>"};
     g.token_types = {1, 1, 1, 1, 1, 1, 3, 4};
     g.merges = {"a b", "ab ab", "\u0120 a"};
+    if (g.model == "llama") g.merges.clear(), g.scores.resize(g.tokens.size(), 0.5f);
+    if (rng() % 8 == 0) g.scores.assign(rng() % 10, static_cast<float>(rng() % 3) - NAN * static_cast<float>(rng() % 2));
     g.bos = 6;
     g.eos = 7;
     g.add_bos = rng() % 2;
@@ -118,7 +129,9 @@ TEST(Fuzz, TokenizerGguf) {
         case 4: g.merges.push_back(word + (rng() % 4 ? " " : "") + words[rng() % words.size()]); break;
         case 5: g.bos = static_cast<int32_t>(rng()); break;
         case 6: g.eos.reset(); break;
-        default: g.merges[rng() % g.merges.size()] = word + " " + words[rng() % words.size()]; break;
+        default:
+          if (!g.merges.empty()) g.merges[rng() % g.merges.size()] = word + " " + words[rng() % words.size()];
+          break;
       }
     }
     auto t = Tokenizer::FromGguf(g);

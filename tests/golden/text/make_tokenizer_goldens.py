@@ -81,17 +81,68 @@ KINDS = {
     "behaviors": lambda: build(seq(split("-", "merged_with_previous"), split("_", "merged_with_next"), split(r"\d", "contiguous"),
                                    split("x", "removed"), split(r"[a-c]+", "isolated", True), byte_level(True)), size=400),
 }
+META = "\u2581"
+
+
+def spm(normalizer, pre, decoder, added=(), fallback=True, size=330):
+    """SentencePiece's BPE: unknown, begin, end; the bytes; then what training gave, every pair that makes a token being a merge."""
+    t = Tokenizer(models.BPE())
+    t.pre_tokenizer = pre_tokenizers.Metaspace(META)
+    t.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=size, limit_alphabet=90, show_progress=False))
+    known = json.loads(t.to_str())["model"]["vocab"]
+    # Long ones first: the score of a token is its place. "<s" and "s>" would make "<s>", and "9▁" reaches across a space.
+    pieces = [p for p in sorted(known, key=known.get) if len(p) > 1] + ["\n\n", META * 2, META * 4, META * 3, "9" + META, "<s", "s>"]
+    pieces += [p for p in known if len(p) == 1]
+    head = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)] * fallback
+    vocab = {p: i for i, p in enumerate(head + pieces)}
+    merges = [(p[:i], p[i:]) for p in pieces for i in range(len(p) - 1, 0, -1) if p[:i] in vocab and p[i:] in vocab]
+    t = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=fallback))
+    if normalizer:
+        t.normalizer = normalizer
+    if pre:
+        t.pre_tokenizer = pre
+    if decoder:
+        t.decoder = decoder
+    for token in [AddedToken(c, special=True, normalized=False) for c in head[:3]] + list(added):
+        (t.add_special_tokens if token.special else t.add_tokens)([token])
+    t.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)])
+    return t
+
+
+def spm_decoder(strip):
+    return decoders.Sequence([decoders.Replace(META, " "), decoders.ByteFallback(), decoders.Fuse()] + [decoders.Strip(" ", 1, 0)] * strip)
+
+
+LLAMA = normalizers.Sequence([normalizers.Prepend(META), normalizers.Replace(" ", META)])
+NO_HAN = r"&&[^\p{Han}]"
+KIMI = O200K.replace(r"\p{Lo}\p{M}]", r"\p{Lo}\p{M}" + NO_HAN + "]").replace("[\\r\\n/]*", "[\\r\\n]*")
+SPM_KINDS = {
+    "llama2": lambda: spm(LLAMA, None, spm_decoder(True), [AddedToken("<|user|>", special=True, rstrip=True), AddedToken("wörd", single_word=True)]),
+    "llama2_metaspace": lambda: spm(None, pre_tokenizers.Metaspace(META, prepend_scheme="first", split=False), spm_decoder(True),
+                                    [AddedToken("<left>", lstrip=True, normalized=False)]),
+    "gemma": lambda: spm(normalizers.Replace(" ", META), pre_tokenizers.Split(" ", "merged_with_previous"), spm_decoder(False),
+                         [AddedToken("<start_of_turn>", special=True), AddedToken("\t\t", normalized=False)]),
+    "spm_unknown": lambda: spm(None, pre_tokenizers.Metaspace(META, prepend_scheme="always", split=True), decoders.Metaspace(META, "always"), fallback=False),
+    "components": lambda: spm(normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase(), normalizers.Strip(), normalizers.Replace(Regex("e{2,}"), "ee")]),
+                              seq(pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("isolated"), pre_tokenizers.CharDelimiterSplit("z"),
+                                  pre_tokenizers.Metaspace(META, prepend_scheme="never")), None),
+    "decomposed": lambda: build(seq(pre_tokenizers.Punctuation("contiguous"), split("x*", "isolated"), split("y?", "merged_with_previous"), byte_level(True)),
+                                normalizer=normalizers.Sequence([normalizers.NFKD(), normalizers.NFD(), normalizers.Strip(left=False)]), size=400),
+    "kimi": lambda: build(seq(split(r"[\p{Han}]+|" + KIMI), byte_level(False)), size=400, added=SPECIALS[:2]),
+}
+SPM_PARTS = ["<s>", "</s>", "<s", "<|user|>  ", "<|user|>", "<left>", "  <left>", "wörd", "<start_of_turn>", "\t\t", META, META * 2, "    ", " a", "a ", "9 9 ",
+             "<0x41>", "\n\n", "①", "ﬃ", "㌔", "Ｆ", "İ", "Σ", "ß", "！", "，", "eeee", "𝟘", "\U00016ff1", "\u08d5\u1abf", "xx", "yy", "漢字kana", "zz"]
 PARTS = ["the ", "quick", "It's", "'ſ", "'S", "we'LL", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u180e", "\u2003", "\u3000", "\x85", "12345", "٣٤", "Ⅷ", "½",
          "é", "e\u0301", "Å", "A\u030a", "ÅB", "각", "\u1100\u1161\u11a8", "ﬁ", "你好", "かな", "カタ", "👩‍👩‍👧", "🇩🇪", "\u0300\u0316", "x_y-z", "--", "__", "a.b", "/usr/bin", "$+<=>",
          "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<left>", "<right>", "word", "words", "<le", "<｜a｜>", "\ufffd", "\x00", "\x7f", "õÿ", "\U000e0100"]
 
 
-def text(rng):
+def text(rng, parts):
     out = []
     for _ in range(rng.randint(1, 9)):
         kind = rng.random()
         if kind < 0.75:
-            out.append(rng.choice(PARTS))
+            out.append(rng.choice(parts))
         elif kind < 0.9:
             out.append("".join(rng.choice("abcxyz 019_-'\n") for _ in range(rng.randint(1, 6))))
         else:
@@ -100,19 +151,21 @@ def text(rng):
     return "".join(out)
 
 
-for name, make in KINDS.items():
+for name, make in {**KINDS, **SPM_KINDS}.items():
     tokenizer = make()
     tokenizer.save(f"{OUT}/{name}.json", pretty=False)
     rng = random.Random(name)
     with open(f"{OUT}/{name}.cases.jsonl", "w") as f:
-        for _ in range(120):
-            t = text(rng)
+        for _ in range(70 if name in SPM_KINDS else 120):
+            t = text(rng, PARTS + SPM_PARTS * (name in SPM_KINDS))
             tokenizer.encode_special_tokens = False
             ids = tokenizer.encode(t, add_special_tokens=False).ids
             full = tokenizer.encode(t, add_special_tokens=True).ids
             tokenizer.encode_special_tokens = True
             plain = tokenizer.encode(t, add_special_tokens=False).ids
             noise = [rng.randrange(tokenizer.get_vocab_size()) for _ in range(5)]
+            if name in SPM_KINDS:  # bytes stand low
+                noise += [rng.randrange(3, 259) for _ in range(4)] + noise[:1]
             case = {"text": t, "ids": ids, "plain": plain, "full": full, "noise": noise,
                     "decoded": [tokenizer.decode(ids, skip_special_tokens=False), tokenizer.decode(ids, skip_special_tokens=True),
                                 tokenizer.decode(noise, skip_special_tokens=False)]}

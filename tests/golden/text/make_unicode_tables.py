@@ -1,8 +1,9 @@
 """Writes text/unicode_tables.inc: what Hugging Face's tokenizers think of every code point.
 
 The general categories, scripts and white space are asked of the regular-expression engine of `tokenizers` itself (run with
-0.23.3), so that our scanners agree with it whatever Unicode version it has. Case mappings, canonical decompositions and
-combining classes are Python's (3.11, Unicode 14), decompositions only where `tokenizers` agrees.
+0.23.3), so that our scanners agree with it whatever Unicode version it has; what Digits, Punctuation and Lowercase take, which
+have versions of their own, is asked of each. Other case mappings, decompositions and combining classes are Python's (3.11,
+Unicode 14), the last two only where `tokenizers` agrees.
 Usage: python make_unicode_tables.py > text/unicode_tables.inc
 """
 import unicodedata
@@ -26,6 +27,23 @@ def ranges_of(pattern):
                 out.append((first, POINTS[i - 1]))
                 first = POINTS[i]
         out.append((first, POINTS[b - 1]))
+    return out
+
+
+def split_off(pre_tokenizer):
+    """The ranges of the code points that it makes a piece of, between letters."""
+    found = []
+    for at in range(0, len(POINTS), 256):
+        some = POINTS[at:at + 256]
+        for _, (a, b) in pre_tokenizer.pre_tokenize_str("".join(f"a{chr(c)}a" for c in some)):
+            if b - a == 1 and a % 3 == 1:
+                found.append(some[a // 3])
+    out = []
+    for c in found:
+        if out and out[-1][1] == c - 1:
+            out[-1] = (out[-1][0], c)
+        else:
+            out.append((c, c))
     return out
 
 
@@ -63,6 +81,12 @@ def main():
          sorted((a, b, i) for i, s in enumerate(SCRIPTS) for a, b in ranges_of(r"\p{%s}" % s)))
     emit("kSpaceRanges", "CodeRange", ranges_of(r"\s"))
     emit("kWordRanges", "CodeRange", ranges_of(r"\w"))
+    emit("kNumericRanges", "CodeRange", split_off(pre_tokenizers.Digits(individual_digits=True)))
+    emit("kPunctuationRanges", "CodeRange", split_off(pre_tokenizers.Punctuation("isolated")))
+    lower = normalizers.Lowercase()
+    lowered = [(c, lower.normalize_str(chr(c))) for c in POINTS]
+    emit("kTokenizerLowerRuns", "CaseRun", compress([(c, ord(s) - c) for c, s in lowered if len(s) == 1 and s != chr(c)]))
+    assert [(c, s) for c, s in lowered if len(s) != 1] == [(0x130, "i\u0307")]
     for name, fold in (("kUpperRuns", str.upper), ("kLowerRuns", str.lower)):
         simple = [(c, ord(fold(chr(c))) - c) for c in POINTS if len(fold(chr(c))) == 1 and fold(chr(c)) != chr(c)]
         emit(name, "CaseRun", compress(simple))
@@ -83,10 +107,25 @@ def main():
             compositions.append((parts[0], parts[1], c))
     emit("kDecompositions", "Decomposition", decompositions)
     emit("kCompositions", "Composition", sorted(compositions))
+    nfkd = normalizers.NFKD()
+    compatibilities, points = [], []
+    for c in POINTS:
+        full = unicodedata.normalize("NFKD", chr(c))
+        if not unicodedata.decomposition(chr(c)).startswith("<") or nfkd.normalize_str(chr(c)) != full:
+            continue
+        compatibilities.append((c, len(points), len(full)))
+        points += map(ord, full)
+    emit("kCompatibilities", "Compatibility", compatibilities)
+    print("constexpr uint32_t kCompatibilityPoints[] = {")
+    for at in range(0, len(points), 16):
+        print("    " + " ".join(f"0x{p:x}," for p in points[at:at + 16]))
+    print("};")
     classes = []
     for c in POINTS:
         k = unicodedata.combining(chr(c))
-        if not k:
+        # A mark that `tokenizers` does not order among others is none to it.
+        pair = "\u0301" + chr(c) if k < 230 else chr(c) + "\u0316"
+        if not k or nfd.normalize_str(pair) == pair:
             continue
         if classes and classes[-1][1] == c - 1 and classes[-1][2] == k:
             classes[-1] = (classes[-1][0], c, k)
