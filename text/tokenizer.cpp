@@ -332,7 +332,7 @@ std::vector<int32_t> Tokenizer::Encode(std::string_view text, const EncodeOption
     if (!t.normalizer.empty()) piece = normalized = t.normalizer.Apply(piece);
     t.EncodeWithTokens(piece, at_start, options.parse_special, t.normalized_tokens, encode, &out);
   };
-  t.EncodeWithTokens(text, true, options.parse_special, t.raw_tokens, normalize, &out);
+  t.EncodeWithTokens(text, options.begins, options.parse_special, t.raw_tokens, normalize, &out);
   if (options.add_special) out.insert(out.end(), t.suffix.begin(), t.suffix.end());
   if (dropped_bytes) *dropped_bytes += dropped;
   return out;

@@ -35,6 +35,7 @@ struct GgufTokenizer {
 struct EncodeOptions {
   bool add_special = false;   // apply the post-processor (BOS and kin)
   bool parse_special = true;  // special tokens in the text become their ids; false: they are ordinary text
+  bool begins = true;         // false: the text goes on behind an added token, as Metaspace's "first" must know
 };
 
 struct AddedToken {

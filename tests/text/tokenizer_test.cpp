@@ -43,6 +43,20 @@ TEST(Tokenizer, CountsDroppedBytes) {
   EXPECT_EQ(dropped, 1u);
 }
 
+// A turn is encoded behind the end token of the one before: its first word must not be taken for the first of the text.
+TEST(Tokenizer, GoesOnBehindAToken) {
+  for (const char* name : {"llama2_metaspace", "llama2", "gemma", "llama3"}) {
+    auto tokenizer = Tokenizer::FromJson(ReadFile(GoldenPath(std::string(name) + ".json"))).value();
+    const std::string token = tokenizer.added_tokens()[1].content;
+    for (const char* rest : {"the fox", " the fox", "\n9", ""}) {
+      std::vector<int32_t> ids = tokenizer.Encode("a quick" + token);
+      const std::vector<int32_t> more = tokenizer.Encode(rest, {.begins = false});
+      ids.insert(ids.end(), more.begin(), more.end());
+      EXPECT_EQ(ids, tokenizer.Encode("a quick" + token + rest)) << name;
+    }
+  }
+}
+
 // A bound that is too high refuses what fits, one that is 0 lets a giant text through.
 TEST(Tokenizer, LeastTokensIsABound) {
   auto words = Tokenizer::FromJson(MakeTaskVocabulary(std::vector<std::string>{"which word is in the longest-folder"}).tokenizer_json).value();
