@@ -107,8 +107,10 @@ def train(pre_tokenizer, normalizer, corpus, alphabet, limit=None):
 
 
 def byte_bpe(pre_tokenizer, tokens, normalizer=None, ignore_merges=False, post=None):
+    """Trained on texts cut anywhere: many merges reach across what `pre_tokenizer` cuts, so that every cut shows in the ids."""
     def make(corpus):
-        t = train(pre_tokenizer, normalizer, corpus, pre_tokenizers.ByteLevel.alphabet())
+        t = train(stages(split(r"[\s\S]{1,9}"), byte_level()), normalizer, corpus, pre_tokenizers.ByteLevel.alphabet())
+        t.pre_tokenizer = pre_tokenizer
         t.model.ignore_merges = ignore_merges
         t.decoder = decoders.ByteLevel()
         for token in tokens:

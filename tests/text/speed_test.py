@@ -1,5 +1,5 @@
 """How fast texts become ids on one thread: Temper beside `encode_batch_fast` of `tokenizers` with RAYON_NUM_THREADS=1, with
-SmolLM2's vocabulary and with Llama 3's, Qwen's and DeepSeek's pre-tokenizers on it.
+SmolLM2's vocabulary, with Llama 3's, Qwen's and DeepSeek's pre-tokenizers on it, and as Llama 2 with a small vocabulary made here.
 
 usage: speed_test.py TEXT_ENCODE_SPEED. Texts: the sources and the manual of Python's own library, in documents of 2 to 8 KB. Rounds are
 interleaved, the median of their ratios counts. Temper must not be slower, and must give as many ids.
@@ -19,6 +19,7 @@ os.environ["RAYON_NUM_THREADS"] = "1"
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "smollm2"))
 import families_test
+import fuzz_strings
 import reference
 from tokenizers import Tokenizer
 
@@ -49,12 +50,14 @@ def main():
     texts = documents()
     size = sum(len(t.encode()) for t in texts)
     failures, said = [], []
-    pres = {"SmolLM2": None, "Llama 3": [families_test.LLAMA3], "Qwen": [families_test.QWEN2], "DeepSeek V3": families_test.DEEPSEEK_V3}
+    spm = families_test.FAMILIES["llama2"](fuzz_strings.strings(3000, "corpus"))
+    pres = {"SmolLM2": None, "Llama 3": [families_test.LLAMA3], "Qwen": [families_test.QWEN2], "DeepSeek V3": families_test.DEEPSEEK_V3,
+            "Llama 2": None}
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         (folder / "texts.jsonl").write_text("".join(json.dumps(t) + "\n" for t in texts))
         for name, patterns in pres.items():
-            t = Tokenizer.from_str(smollm2.to_str())
+            t = spm if name == "Llama 2" else Tokenizer.from_str(smollm2.to_str())
             if patterns:
                 t.pre_tokenizer = families_test.stages(*map(families_test.split, patterns), families_test.byte_level())
             t.save(str(folder / "tokenizer.json"))

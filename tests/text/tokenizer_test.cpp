@@ -172,15 +172,17 @@ TEST(TokenizerGguf, SaysWhatTheJsonSays) {
 TEST(TokenizerGguf, TokensOfSpaces) {
   GgufTokenizer g;
   g.model = "llama";
-  g.tokens = {"<unk>", "  ", "    ", "\u2581a", "\u2581", "a", "b"};
-  g.token_types = {2, 4, 4, 1, 1, 1, 1};
+  g.tokens = {"<unk>", "  ", "    ", "\u2581a", "\u2581", "a", "b", "ab", "bb"};
+  g.token_types = {2, 4, 4, 1, 1, 1, 1, 1, 1};
   g.scores.resize(g.tokens.size());
+  g.scores.back() = 1;
   g.add_space_prefix = false;
   g.unk = 0;
   auto t = Tokenizer::FromGguf(g);
   ASSERT_TRUE(t.ok()) << t.status().ToString();
   EXPECT_EQ(t->Encode("a    a b"), (std::vector<int32_t>{5, 2, 5, 4, 6}));
   EXPECT_EQ(t->Decode(t->Encode("a    a b")), "a    a b");
+  EXPECT_EQ(t->Encode("abb"), (std::vector<int32_t>{7, 6})) << "ab stands before bb";
   g.scores.pop_back();
   EXPECT_FALSE(Tokenizer::FromGguf(g).ok());
 }

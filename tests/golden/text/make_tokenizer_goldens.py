@@ -37,14 +37,16 @@ def seq(*stages):
     return pre_tokenizers.Sequence(list(stages))
 
 
-def build(pre, normalizer=None, size=700, ignore_merges=False, drop=(), added=(), post=None):
+def build(pre, normalizer=None, size=700, ignore_merges=False, drop=(), added=(), post=None, uncut=()):
+    """`uncut`: texts whose merges reach across what `pre` cuts, so that cutting shows."""
     t = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     if normalizer:
         t.normalizer = normalizer
-    t.pre_tokenizer = pre
+    t.pre_tokenizer = byte_level(False) if uncut else pre
     t.decoder = decoders.ByteLevel()
-    t.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    t.train_from_iterator([*CORPUS, *uncut], trainers.BpeTrainer(vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
                                                       show_progress=False))
+    t.pre_tokenizer = pre
     if drop:  # bytes that the vocabulary has no token for
         spec = json.loads(t.to_str())
         gone = {k for k in spec["model"]["vocab"] if any(d in k for d in drop)}
@@ -128,7 +130,8 @@ SPM_KINDS = {
                                   pre_tokenizers.Metaspace(META, prepend_scheme="never")), None),
     "decomposed": lambda: build(seq(pre_tokenizers.Punctuation("contiguous"), split("x*", "isolated"), split("y?", "merged_with_previous"), byte_level(True)),
                                 normalizer=normalizers.Sequence([normalizers.NFKD(), normalizers.NFD(), normalizers.Strip(left=False)]), size=400),
-    "kimi": lambda: build(seq(split(r"[\p{Han}]+|" + KIMI), byte_level(False)), size=400, added=SPECIALS[:2]),
+    "kimi": lambda: build(seq(split(r"[\p{Han}]+|" + KIMI), byte_level(False)), size=400, added=SPECIALS[:2],
+                          uncut=["漢字kana"] * 50),
 }
 SPM_PARTS = ["<s>", "</s>", "<s", "<|user|>  ", "<|user|>", "<left>", "  <left>", "wörd", "<start_of_turn>", "\t\t", META, META * 2, "    ", " a", "a ", "9 9 ",
              "<0x41>", "\n\n", "①", "ﬃ", "㌔", "Ｆ", "İ", "Σ", "ß", "！", "，", "eeee", "𝟘", "\U00016ff1", "\u08d5\u1abf", "xx", "yy", "漢字kana", "zz"]
