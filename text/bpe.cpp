@@ -109,11 +109,13 @@ Status Bpe::LoadVocabulary(const Value& model) {
     if (!value.is_int()) return InvalidArgument("tokenizer.json: model.vocab['" + content + "'] is not an integer");
     const int64_t id = value.as_int();
     if (id < 0 || id >= most) {
-      return InvalidArgument("tokenizer.json: token id " + std::to_string(id) + " is out of range (0.." + std::to_string(most - 1) + ")");
+      return InvalidArgument("tokenizer.json: token id " + std::to_string(id) + " is out of range (0.." + std::to_string(most - 1) +
+                             ")");
     }
     if (static_cast<size_t>(id) >= contents_.size()) contents_.resize(static_cast<size_t>(id) + 1);
-    if (contents_[static_cast<size_t>(id)]) return InvalidArgument("tokenizer.json: two tokens have the id " + std::to_string(id));
-    contents_[static_cast<size_t>(id)] = content;
+    std::optional<std::string>& place = contents_[static_cast<size_t>(id)];
+    if (place) return InvalidArgument("tokenizer.json: two tokens have the id " + std::to_string(id));
+    place = content;
     auto bytes = byte_level_ ? FromByteAlphabet(content) : content;
     if (bytes) {
       words_.emplace(std::move(*bytes), static_cast<int32_t>(id));
@@ -152,7 +154,8 @@ Status Bpe::LoadMerges(const Value& model) {
     const std::string both = std::string(left).append(right);
     const auto a = Find(left), b = Find(right), joined = Find(both);
     if (!a || !b || !joined) {
-      return InvalidArgument(where() + ": '" + (!a ? std::string(left) : !b ? std::string(right) : both) + "' is not in the vocabulary");
+      const std::string missing = !a ? std::string(left) : !b ? std::string(right) : both;
+      return InvalidArgument(where() + ": '" + missing + "' is not in the vocabulary");
     }
     SetMerge({static_cast<uint64_t>(*a) << 32 | static_cast<uint32_t>(*b), static_cast<uint32_t>(i), *joined});
   }

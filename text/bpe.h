@@ -1,8 +1,8 @@
 // Byte-pair encoding: the vocabulary and the merges of a tokenizer.json, and the tokens of a word.
 //
 // Problem: merging pair by pair is slow, and texts repeat their words. Idea: short words are merged by looking for the lowest
-// rank again and again, long ones with a heap, and each thread remembers the words it met last. Where "▁" stands for a space and
-// no pre-tokenizer cuts, the text is one word; it is cut in front of "▁" where no token can reach across.
+// rank again and again, long ones with a heap, and each thread remembers the words it met last. Where "▁" stands for a space
+// and no pre-tokenizer cuts, the text is one word; it is cut in front of "▁" where no token can reach across.
 // Immutable after loading; thread-safe.
 #pragma once
 
@@ -24,8 +24,8 @@ namespace temper::text {
 
 class Bpe {
  public:
-  // `model` is the part of that name of a tokenizer.json. `byte_level`: words come as bytes that the vocabulary spells in the byte
-  // alphabet. Errors: InvalidArgument naming what is wrong or not supported.
+  // `model` is the part of that name of a tokenizer.json. `byte_level`: words come as bytes, which the vocabulary spells in the
+  // byte alphabet. Errors: InvalidArgument naming what is wrong or not supported.
   Status Load(const Value& model, bool byte_level);
 
   // The tokens of `word`, UTF-8 (byte_level: any bytes). `dropped` grows by the bytes without a token, which are left out.

@@ -1,5 +1,5 @@
-// Tokenizer: byte-pair encoding between text and token ids, byte-level or with SentencePiece's "▁" and byte fallback, from a Hugging
-// Face tokenizer.json or from GGUF metadata.
+// Tokenizer: byte-pair encoding between text and token ids, byte-level or with SentencePiece's "▁" and byte fallback, from a
+// Hugging Face tokenizer.json or from GGUF metadata.
 //
 // Loading refuses by name every component that is not implemented exactly; nothing is approximated. Immutable after
 // loading; every method is thread-safe.
@@ -62,7 +62,7 @@ class Tokenizer {
   // vocabulary has no token for, which are left out as Hugging Face does.
   std::vector<int32_t> Encode(std::string_view text, const EncodeOptions& options = {}, size_t* dropped_bytes = nullptr) const;
 
-  // Ids without a token (padding of the model's vocabulary) give nothing. Invalid UTF-8 gives U+FFFD as Hugging Face does: one per
+  // Ids without a token (padding of the model's vocabulary) give nothing. Invalid UTF-8 gives U+FFFD as in Hugging Face: one per
   // maximal bad part, and of tokens for single bytes in a row ("<0xAB>"), one for each as soon as one of them is bad.
   std::string Decode(std::span<const int32_t> ids, bool skip_special = false) const;
 

@@ -254,7 +254,8 @@ Result<text::GgufTokenizer> GgufFile::TokenizerMetadata() const {
     return v && v->is_bool() ? v->as_bool() : fallback;
   };
   // Absent, it is what llama.cpp takes for the kind.
-  static constexpr std::string_view kBeginning[] = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken"};
+  static constexpr std::string_view kBeginning[] = {"llama-bpe", "llama3",  "llama-v3", "falcon3",
+                                                    "falcon-h1", "pixtral", "lfm2",     "tekken"};
   const bool begins = std::find(std::begin(kBeginning), std::end(kBeginning), out.pre) != std::end(kBeginning);
   out.add_bos = flag("tokenizer.ggml.add_bos_token", spm || begins) && out.bos;
   out.add_eos = flag("tokenizer.ggml.add_eos_token", false) && out.eos;

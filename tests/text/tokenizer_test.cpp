@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/text/golden.h"
+#include "text/byte_alphabet.h"
 #include "text/task_vocabulary.h"
 #include "text/utf8.h"
 
@@ -146,9 +147,9 @@ GgufTokenizer AsGguf(const Value& json, const char* model, const char* pre) {
 // A pre-tokenizer under the wrong name, or merges in the wrong order, would give other ids for the same model in the other format.
 TEST(TokenizerGguf, SaysWhatTheJsonSays) {
   const std::tuple<const char*, const char*, const char*> kKinds[] = {
-      {"smollm", "gpt2", "smollm"},      {"smollm", "gpt2", "starcoder"}, {"llama3", "gpt2", "llama-bpe"}, {"deepseek", "gpt2", "deepseek-v3"},
-      {"o200k", "gpt2", "gpt-4o"},       {"o200k", "gpt2", "minimax-m2"}, {"kimi", "gpt2", "kimi-k2"},     {"gemma", "gemma4", "default"},
-      {"llama2", "llama", "default"}};
+      {"smollm", "gpt2", "smollm"},     {"smollm", "gpt2", "starcoder"},     {"llama3", "gpt2", "llama-bpe"},
+      {"o200k", "gpt2", "gpt-4o"},      {"deepseek", "gpt2", "deepseek-v3"}, {"o200k", "gpt2", "minimax-m2"},
+      {"gemma", "gemma4", "default"},   {"kimi", "gpt2", "kimi-k2"},         {"llama2", "llama", "default"}};
   for (const auto& [golden, model, pre] : kKinds) {
     SCOPED_TRACE(std::string(golden) + " as " + model + " " + pre);
     const std::string text = ReadFile(GoldenPath(std::string(golden) + ".json"));
@@ -165,6 +166,35 @@ TEST(TokenizerGguf, SaysWhatTheJsonSays) {
       EXPECT_EQ(again.Encode(input), ids);
       EXPECT_EQ(gguf->Decode(ids), json.Decode(ids));
     }
+  }
+}
+
+// Kimi's vocabulary is tiktoken's: without merges, two neighbours merge when they make a token, the lowest id first.
+TEST(TokenizerGguf, KimiWithoutMerges) {
+  const Value json = ParseJson(ReadFile(GoldenPath("kimi.json"))).value();
+  GgufTokenizer g = AsGguf(json, "gpt2", "kimi-k2");
+  g.merges.clear();
+  const Tokenizer tokenizer = Tokenizer::FromGguf(g).value();
+  for (const char* word : {"the", "thequickbrownfoxjumpsoverthelazydog", "quickthey", "Gr\u00F6\u00DFe", "importirange", "ooverthth"}) {
+    std::vector<std::string> parts;  // in the byte alphabet
+    const std::string spelled = ToByteAlphabet(word);
+    for (size_t at = 0; at < spelled.size(); at += ReadUtf8(spelled, at).length) {
+      parts.push_back(spelled.substr(at, ReadUtf8(spelled, at).length));
+    }
+    for (;;) {
+      int32_t lowest = INT32_MAX;
+      size_t where = 0;
+      for (size_t i = 0; i + 1 < parts.size(); ++i) {
+        const auto id = tokenizer.TokenId(parts[i] + parts[i + 1]);
+        if (id && *id < lowest) lowest = *id, where = i;
+      }
+      if (lowest == INT32_MAX) break;
+      parts[where] += parts[where + 1];
+      parts.erase(parts.begin() + static_cast<long>(where) + 1);
+    }
+    std::vector<int32_t> ids;
+    for (const std::string& part : parts) ids.push_back(*tokenizer.TokenId(part));
+    EXPECT_EQ(tokenizer.Encode(word), ids) << word;
   }
 }
 
