@@ -407,6 +407,7 @@ class PatternParser {
         continue;
       }
       if (TakeWord("&&")) {
+        all = Normalized(std::move(all));
         left = have_left ? Intersection(left, all) : all;
         have_left = true;
         all.clear();

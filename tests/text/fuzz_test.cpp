@@ -85,7 +85,7 @@ TEST(Fuzz, TokenizerJsonAndText) {
   for (const std::string& seed : {bytes, pieces_of_text}) {
     ASSERT_TRUE(Tokenizer::FromJson(seed).ok()) << Tokenizer::FromJson(seed).status().ToString();
   }
-  for (int i = 0; i < 12000; ++i) {
+  for (int i = 0; i < 8000; ++i) {
     auto t = Tokenizer::FromJson(Mutate(i % 2 ? pieces_of_text : bytes, words, rng));
     if (!t.ok()) continue;
     std::string text;

@@ -131,7 +131,7 @@ SPM_KINDS = {
     "decomposed": lambda: build(seq(pre_tokenizers.Punctuation("contiguous"), split("x*", "isolated"), split("y?", "merged_with_previous"), byte_level(True)),
                                 normalizer=normalizers.Sequence([normalizers.NFKD(), normalizers.NFD(), normalizers.Strip(left=False)]), size=400),
     "kimi": lambda: build(seq(split(r"[\p{Han}]+|" + KIMI), byte_level(False)), size=400, added=SPECIALS[:2],
-                          uncut=["漢字kana"] * 50),
+                          uncut=["漢字kana", "e\u0301t", "'quick"] * 50),
 }
 SPM_PARTS = ["<s>", "</s>", "<s", "<|user|>  ", "<|user|>", "<left>", "  <left>", "wörd", "<start_of_turn>", "\t\t", META, META * 2, "    ", " a", "a ", "9 9 ",
              "<0x41>", "\n\n", "①", "ﬃ", "㌔", "Ｆ", "İ", "Σ", "ß", "！", "，", "eeee", "𝟘", "\U00016ff1", "\u08d5\u1abf", "xx", "yy", "漢字kana", "zz"]
