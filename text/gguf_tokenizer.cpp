@@ -13,6 +13,7 @@ namespace {
 enum TokenType { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kByte = 6 };
 
 constexpr const char* kMeta = "\u2581";  // stands for a space
+constexpr size_t kMaxToken = 1024;       // bytes of a token whose merges are to be found: the work grows with the square
 
 // What follows the words in the patterns of most families.
 #define TEMPER_TAIL "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
@@ -262,6 +263,10 @@ Result<Value> TokenizerJsonOf(const GgufTokenizer& g) {
     for (size_t i = 0; i < rank.size(); ++i) {
       const double place = static_cast<double>(i);
       rank[i] = by_score ? static_cast<double>(g.scores[i]) : gemma ? -place : place;
+    }
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (!usable[i] || tokens[i].size() <= kMaxToken) continue;
+      return InvalidArgument("tokenizer.ggml.tokens[" + std::to_string(i) + "] is longer than " + std::to_string(kMaxToken) + " bytes");
     }
     merges = ImpliedMerges(tokens, usable, rank, g.model == "llama");
   }

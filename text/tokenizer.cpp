@@ -19,42 +19,36 @@
 namespace temper::text {
 namespace {
 
-// Finds added tokens: the longest that begins at a position.
-class TokenTrie {
+// Finds added tokens: the longest that begins at a position. Sorted contents, narrowed byte by byte: no larger than the contents.
+class TokenFinder {
  public:
-  TokenTrie() : nodes_(1) {}
   void Add(std::string_view content, size_t index) {
-    uint32_t at = 0;
-    for (char c : content) {
-      auto [it, is_new] = nodes_[at].next.try_emplace(c, static_cast<uint32_t>(nodes_.size()));
-      const uint32_t to = it->second;
-      if (is_new) nodes_.emplace_back();
-      at = to;
-    }
-    nodes_[at].token = static_cast<long>(index);
-    if (!content.empty()) starts_[static_cast<uint8_t>(content[0])] = true;
+    if (!content.empty()) tokens_.emplace_back(content, index);
   }
-  bool empty() const { return nodes_.size() == 1; }
+  // Once, after the last Add. Of equal contents the last counts.
+  void Sort() {
+    std::stable_sort(tokens_.begin(), tokens_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (const auto& [content, index] : tokens_) starts_[static_cast<uint8_t>(content[0])] = true;
+  }
+  bool empty() const { return tokens_.empty(); }
   // The index of the longest token at text[at], or -1; `length` becomes its bytes.
   long Longest(std::string_view text, size_t at, size_t* length) const {
     if (!starts_[static_cast<uint8_t>(text[at])]) return -1;
     long found = -1;
-    uint32_t node = 0;
-    for (size_t i = at; i < text.size(); ++i) {
-      auto it = nodes_[node].next.find(text[i]);
-      if (it == nodes_[node].next.end()) break;
-      node = it->second;
-      if (nodes_[node].token >= 0) found = nodes_[node].token, *length = i + 1 - at;
+    auto low = tokens_.begin(), high = tokens_.end();  // those that begin like the text
+    for (size_t n = 0; at + n < text.size() && low != high; ++n) {
+      const uint8_t byte = static_cast<uint8_t>(text[at + n]);
+      const auto before = [&](const Token& t, int value) { return t.first.size() <= n || static_cast<uint8_t>(t.first[n]) < value; };
+      low = std::lower_bound(low, high, byte, before);
+      high = std::lower_bound(low, high, byte + 1, before);
+      for (auto t = low; t != high && t->first.size() == n + 1; ++t) found = static_cast<long>(t->second), *length = n + 1;
     }
     return found;
   }
 
  private:
-  struct Node {
-    std::unordered_map<char, uint32_t> next;
-    long token = -1;
-  };
-  std::vector<Node> nodes_;
+  using Token = std::pair<std::string, size_t>;
+  std::vector<Token> tokens_;
   std::array<bool, 256> starts_{};
 };
 
@@ -96,8 +90,8 @@ struct Tokenizer::Impl {
   std::vector<std::string> shown;  // of each added token: what it decodes to, its content as the normalizer leaves it
   std::unordered_map<int32_t, size_t> added_at;  // by id: index into `added`
   std::unordered_map<std::string, int32_t> added_ids;
-  TokenTrie raw_tokens;         // indices into `added` of tokens sought in the text as it is
-  TokenTrie normalized_tokens;  // and in the normalised text
+  TokenFinder raw_tokens;         // indices into `added` of tokens sought in the text as it is
+  TokenFinder normalized_tokens;  // and in the normalised text
 
   std::vector<int32_t> prefix, suffix;  // the post-processor, around one sequence
   size_t token_bytes_max = 0;  // no token stands for more bytes of a text; 0 = not known
@@ -114,7 +108,7 @@ struct Tokenizer::Impl {
 
   // A piece of the text between added tokens; `at_start`: it begins the text.
   using Rest = std::function<void(std::string_view piece, bool at_start)>;
-  void EncodeWithTokens(std::string_view text, bool at_start, bool parse_special, const TokenTrie& trie, const Rest& rest,
+  void EncodeWithTokens(std::string_view text, bool at_start, bool parse_special, const TokenFinder& tokens, const Rest& rest,
                         std::vector<int32_t>* out) const;
   void EncodePiece(std::string_view text, bool at_start, std::vector<int32_t>* out, size_t* dropped) const;
 };
@@ -170,6 +164,8 @@ Status Tokenizer::Impl::LoadAddedTokens(const Value& list) {
     shown.push_back(added[i].normalized ? normalizer.Apply(added[i].content) : added[i].content);
     (added[i].normalized ? normalized_tokens : raw_tokens).Add(shown.back(), i);
   }
+  raw_tokens.Sort();
+  normalized_tokens.Sort();
   return Status::Ok();
 }
 
@@ -253,12 +249,12 @@ size_t Tokenizer::Impl::LongestToken() const {
 }
 
 // Cuts `text` at added tokens; what lies between goes to `rest`.
-void Tokenizer::Impl::EncodeWithTokens(std::string_view text, bool at_start, bool parse_special, const TokenTrie& trie,
+void Tokenizer::Impl::EncodeWithTokens(std::string_view text, bool at_start, bool parse_special, const TokenFinder& tokens,
                                        const Rest& rest, std::vector<int32_t>* out) const {
   size_t done = 0;
-  for (size_t at = 0; at < text.size() && !trie.empty();) {
+  for (size_t at = 0; at < text.size() && !tokens.empty();) {
     size_t length = 0;
-    const long found = trie.Longest(text, at, &length);
+    const long found = tokens.Longest(text, at, &length);
     if (found < 0) {
       ++at;
       continue;
