@@ -6,6 +6,8 @@
 #include <map>
 #include <random>
 
+#include <fmt/format.h>
+
 #include "engine/decode/decoder.h"
 #include "engine/decode/paged_model.h"
 #include "engine/train_pass.h"
@@ -20,6 +22,17 @@ ModelConfig SmallConfig() {
   c.kv_heads = 2;
   c.head_dim = 16;
   return c;
+}
+
+// The quickstart's shape and one model of every other family, over the vocabulary of Requests().
+std::vector<NamedConfig> Models() {
+  std::vector<NamedConfig> out = {{"small", SmallConfig()}};
+  for (NamedConfig model : AllConfigs()) {
+    if (model.config.family == Family::kLlama) continue;
+    model.config.vocab = out[0].config.vocab;
+    out.push_back(model);
+  }
+  return out;
 }
 
 // Initial weights are almost uniform; scaled up, the distribution has a shape.
@@ -89,22 +102,25 @@ void ExpectSameBits(const std::vector<float>& a, const std::vector<float>& b) {
 
 // Goes wrong if the ratio of a fresh token is not exactly 1: another order of additions, a stale page, the wrong temperature.
 TEST(Agreement, DrawnLogprobsAreTheTrainersBitForBit) {
-  const ModelConfig config = SmallConfig();
-  for (CpuPath path : AvailableCpuPaths()) {
+  for (const auto& [name, config] : Models()) {
     for (Profile profile : {Profile::kBf16, Profile::kF32}) {
-      SCOPED_TRACE(std::string(CpuPathName(path)) + " " + ProfileName(profile));
-      auto engine = *Engine::Create({.cpu = path, .threads = 2});
-      ComputeWeights weights = Weights(config, profile, 1);
-      Decoder decoder(std::make_unique<PagedModel>(*engine, config, profile, 40), {.max_batch = 8, .chunk_tokens = 50});
-      ASSERT_TRUE(decoder.SwapWeights(weights, {1, 0}).ok());
-      auto requests = Requests();
-      std::vector<uint64_t> ids;
-      for (auto& r : requests) ids.push_back(*decoder.Add(r));
-      auto out = RunAll(decoder);
-      EXPECT_GT(decoder.stats().cached_tokens, 0u);
-      for (size_t i = 0; i < requests.size(); ++i) {
-        ASSERT_EQ(out[ids[i]].ids.size(), requests[i].sampling.max_tokens);
-        ExpectSameBits(out[ids[i]].logprobs, TrainerLogprobs(*engine, weights, requests[i], out[ids[i]]));
+      // Paths give the same bits of every family (exactness_test.cpp): one is enough here.
+      const bool all = config.family == Family::kLlama;
+      for (CpuPath path : all ? AvailableCpuPaths() : std::vector<CpuPath>{CpuPath::kAuto}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", name, CpuPathName(path), ProfileName(profile)));
+        auto engine = *Engine::Create({.cpu = path, .threads = 2});
+        ComputeWeights weights = Weights(config, profile, 1);
+        Decoder decoder(std::make_unique<PagedModel>(*engine, config, profile, 40), {.max_batch = 8, .chunk_tokens = 50});
+        ASSERT_TRUE(decoder.SwapWeights(weights, {1, 0}).ok());
+        auto requests = Requests();
+        std::vector<uint64_t> ids;
+        for (auto& r : requests) ids.push_back(*decoder.Add(r));
+        auto out = RunAll(decoder);
+        EXPECT_GT(decoder.stats().cached_tokens, 0u);
+        for (size_t i = 0; i < requests.size(); ++i) {
+          ASSERT_EQ(out[ids[i]].ids.size(), requests[i].sampling.max_tokens);
+          ExpectSameBits(out[ids[i]].logprobs, TrainerLogprobs(*engine, weights, requests[i], out[ids[i]]));
+        }
       }
     }
   }

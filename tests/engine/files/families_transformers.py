@@ -27,6 +27,20 @@ def scores(model, rows, folder):
     return [json.loads(line)["logprobs"] for line in call("engine", "score", model, "--in", path, "--numerics", "f64").splitlines()]
 
 
+def half_precision_loads():
+    """A folder of F16 in several files: every number must be read as transformers reads it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        model = transformers.AutoModelForCausalLM.from_pretrained(GOLDEN / "families" / "qwen3", dtype=torch.float16)
+        model.save_pretrained(folder / "half", max_shard_size="6KB")
+        call("model", "export", folder / "half", folder / "out")
+        again = transformers.AutoModelForCausalLM.from_pretrained(folder / "out", dtype=torch.float32).state_dict()
+        shards = len(list((folder / "half").glob("*.safetensors")))
+        good = shards > 1 and all(torch.equal(x.float(), again[k]) for k, x in model.state_dict().items())
+        print(f"{'ok    ' if good else 'FAILED'} F16 in {shards} files")
+        return good
+
+
 def main():
     bad = 0
     sources = sorted((GOLDEN / "families").iterdir()) + sorted((GOLDEN / "families_gguf").iterdir())
@@ -52,6 +66,7 @@ def main():
             good = not wrong and apart <= TOLERANCE and type(model).__name__ == config["architectures"][0]
             bad += not good
             print(f"{'ok    ' if good else 'FAILED'} {source.name}: {type(model).__name__}, apart by {apart:.2g}", wrong or "", flush=True)
+    bad += not half_precision_loads()
     print(f"measured: {len(sources)} exported models, {bad} wrong")
     return bad != 0 or not sources
 
