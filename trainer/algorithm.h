@@ -8,19 +8,27 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <boost/json/fwd.hpp>
 
 #include "common/status.h"
+#include "trainer/losses/kind.h"
 
 namespace temper::trainer {
 
-enum class LossKind { kReinforce, kPpoClip, kCispo, kSft };
+// Each in the order of the words in the block.
 enum class DynamicSampling { kOff, kDrop, kRefill };
-enum class Credit { kRollout, kTurn, kToken };
+enum class Credit { kRollout, kTurn, kToken, kGae };
 enum class Baseline { kNone, kGroupMean, kLeaveOneOut, kLengthWeighted, kBatchMean };
 enum class Scale { kNone, kGroupStd, kBatchStd, kGroupMean };
 enum class AggregationMode { kTokenMean, kPromptMean, kSeqMeanTokenMean, kSeqMeanTokenSum, kSeqMeanTokenSumNorm };
+enum class KlWhere { kNone, kLoss, kReward };
+enum class KlEstimator { kK1, kK2, kK3, kK1Plus, kK3Plus, kSgProb };
+enum class OffPolicyWeight { kNone, kToken, kSequence };
+enum class Measure { kRatio, kK2, kK3 };
+enum class RejectLevel { kToken, kSequenceSum, kSequenceMean, kSequenceAny };
+enum class DistillationKind { kNone, kPolicyGradient, kTopkForwardKl };
 
 // The block with every default filled in. A field that the other settings do not read keeps its default and is not looked at.
 struct Algorithm {
@@ -37,7 +45,7 @@ struct Algorithm {
   DynamicSampling dynamic_sampling = DynamicSampling::kOff;
   struct Advantage {
     Credit credit = Credit::kRollout;
-    double gamma = 1;
+    double gamma = 1, lambda = 1;
     Baseline baseline = Baseline::kNone;
     Scale scale = Scale::kNone;
     bool population_std = false;
@@ -46,13 +54,8 @@ struct Algorithm {
     bool balance = false;
   } advantage;
   struct Loss {
-    LossKind kind = LossKind::kReinforce;
-    double clip_low = 0.2, clip_high = 0.2;  // ppo_clip
-    std::optional<double> dual_clip;         // ppo_clip
-    bool dual_clip_drop = false;             // ppo_clip: log 0 instead of the cap
-    double ratio_min = 0;                    // cispo: the bounds themselves
-    std::optional<double> ratio_max = 5;     // cispo, absent = no bound
-    std::optional<double> mask_low, mask_high;  // cispo: both or none
+    const LossKind* kind = nullptr;  // never null in a parsed block
+    LossParameters parameters;
     double drift = 0;
   } loss;
   struct Aggregation {
@@ -61,12 +64,54 @@ struct Algorithm {
     bool per_segment = false;
   } aggregation;
 
-  // Whether rewards and advantages enter the loss (not with sft).
-  bool ReadsRewards() const { return loss.kind != LossKind::kSft; }
-  // Whether the behaviour logprobs enter the loss: a ratio or the drift term.
-  bool ReadsOldLogprobs() const {
-    return loss.kind == LossKind::kPpoClip || loss.kind == LossKind::kCispo || loss.drift > 0;
+  struct Kl {
+    KlWhere where = KlWhere::kNone;
+    KlEstimator estimator = KlEstimator::kK3;
+    double coef = 0;
+    bool importance_weighted = false;
+  } kl;
+  struct Reject {
+    Measure measure = Measure::kRatio;
+    RejectLevel level = RejectLevel::kToken;
+    std::optional<double> min, max;
+    bool only_negative = false;
+  };
+  struct OffPolicy {
+    bool decoupled = false;
+    OffPolicyWeight weight = OffPolicyWeight::kNone;
+    std::optional<double> weight_min, weight_max = 2;
+    bool zero_outside = false;
+    bool normalize = false;
+    std::vector<Reject> reject;
+  } off_policy;
+  struct Distillation {
+    DistillationKind kind = DistillationKind::kNone;
+    double coef = 1;
+    bool student_new = false;
+    bool task_reward = false;
+  } distillation;
+
+  // Whether advantages come from rewards: not where the loss reads none, nor where a teacher alone gives them.
+  bool TakesTaskAdvantage() const {
+    return loss.kind->reads_advantages && (distillation.kind == DistillationKind::kNone || distillation.task_reward);
   }
+  // Which data of a rollout the settings read.
+  bool ReadsRewards() const { return TakesTaskAdvantage() || loss.kind->pairs; }
+  bool ReadsOldLogprobs() const;
+  bool ReadsRolloutLogprobs() const { return off_policy.decoupled; }
+  bool ReadsReference() const { return kl.where != KlWhere::kNone || loss.kind->pairs; }
+  bool ReadsTeacher() const { return distillation.kind == DistillationKind::kPolicyGradient; }
+  bool ReadsTeacherTop() const { return distillation.kind == DistillationKind::kTopkForwardKl; }
+  bool ReadsValues() const { return TakesTaskAdvantage() && advantage.credit == Credit::kGae; }
+  // Whether tokens of a rollout may have different advantages.
+  bool AdvantagesDifferByToken() const { return advantage.credit != Credit::kRollout || ReadsTeacher(); }
+  // Whether a token's coefficient is 0 where its advantage is.
+  bool SilentWithoutAdvantage() const {
+    return loss.kind->reads_advantages && loss.drift == 0 && kl.where != KlWhere::kLoss &&
+           distillation.kind == DistillationKind::kNone;
+  }
+  // Whether a token's coefficient depends on the logprobs of other rollouts.
+  bool NeedsWholeBatch() const { return loss.kind->whole_batch || off_policy.normalize; }
 };
 
 struct ParsedAlgorithm {
@@ -76,13 +121,16 @@ struct ParsedAlgorithm {
   std::string expanded;
   // Where each key of `expanded` got its value, by dotted path ("loss.kind"): "default", "recipe" or "file".
   std::map<std::string, std::string> sources;
+  // Where the recipe's settings were published, one line; empty without a recipe.
+  std::string recipe_source;
 };
 
-// What a training run adds: `reinforce` has no ratio, so it is refused when staleness (updates) makes logp_new differ from logp_old.
+// What a training run cannot do, or not yet, though `temper train loss` does: kInvalidArgument for `reinforce` where staleness (updates)
+// makes logp_new differ from logp_old, as it has no ratio; kUnimplemented, with what is missing, for whatever needs a second model, a
+// critic, or rewards of turns.
 Status CheckAlgorithmForRun(const Algorithm& algorithm, int64_t staleness, const std::string& root = "algorithm");
 
-// An error names the key by its path under `root` ("algorithm.loss.clip_low"), says why, and what would read it: kInvalidArgument,
-// or kUnimplemented for a documented value that this build does not have yet.
+// An error names the key by its path under `root` ("algorithm.loss.clip_low"), says why, and what would read it: kInvalidArgument.
 Result<ParsedAlgorithm> ParseAlgorithm(const boost::json::value& block, const std::string& root = "algorithm");
 
 }  // namespace temper::trainer

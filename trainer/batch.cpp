@@ -228,7 +228,7 @@ Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options)
 namespace {
 
 template <class LogprobOf>
-std::vector<LossGroup> LossGroups(const Batch& batch, const LogprobOf& logprob_of) {
+std::vector<LossGroup> LossGroups(const Batch& batch, bool decoupled, const LogprobOf& logprob_of) {
   std::vector<LossGroup> out(batch.groups.size());
   for (size_t g = 0; g < batch.groups.size(); ++g) {
     for (size_t i = 0; i < batch.groups[g].rollouts.size(); ++i) {
@@ -240,7 +240,8 @@ std::vector<LossGroup> LossGroups(const Batch& batch, const LogprobOf& logprob_o
       for (const SampledToken& token : batch.samples[g][i]) {
         r.mask.push_back(token.trainable);
         r.logp_new.push_back(logprob_of(token));
-        r.logp_old.push_back(token.logprob);
+        r.logp_old.push_back(decoupled ? r.logp_new.back() : token.logprob);
+        if (decoupled) r.logp_rollout.push_back(token.logprob);
         r.turn.push_back(token.turn);
         r.segment.push_back(token.segment);
       }
@@ -251,12 +252,12 @@ std::vector<LossGroup> LossGroups(const Batch& batch, const LogprobOf& logprob_o
 
 }  // namespace
 
-std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::vector<float>> logprobs) {
-  return LossGroups(batch, [&](const SampledToken& token) { return logprobs[token.chunk][token.node]; });
+std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::vector<float>> logprobs, bool decoupled) {
+  return LossGroups(batch, decoupled, [&](const SampledToken& token) { return logprobs[token.chunk][token.node]; });
 }
 
-std::vector<LossGroup> RecordedLossGroups(const Batch& batch) {
-  return LossGroups(batch, [](const SampledToken& token) { return token.logprob; });
+std::vector<LossGroup> RecordedLossGroups(const Batch& batch, bool decoupled) {
+  return LossGroups(batch, decoupled, [](const SampledToken& token) { return token.logprob; });
 }
 
 std::vector<std::vector<float>> NodeCoefficients(const Batch& batch, const std::vector<std::vector<std::vector<double>>>& coef) {

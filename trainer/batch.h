@@ -64,11 +64,12 @@ struct BatchOptions {
 // group or rollout twice.
 Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options);
 
-// The input of ComputeLoss: one entry per sampled token. `logprobs[chunk][node]`.
-std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::vector<float>> logprobs);
+// The input of ComputeLoss: one entry per sampled token. `logprobs[chunk][node]`. `decoupled` (off_policy.mode): logp_rollout is the
+// recorded logprob and logp_old the one given, since a batch is trained in one step; else logp_old is the recorded one.
+std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::vector<float>> logprobs, bool decoupled = false);
 
 // As if every logprob were the recorded one: what the rewards alone say of advantages.
-std::vector<LossGroup> RecordedLossGroups(const Batch& batch);
+std::vector<LossGroup> RecordedLossGroups(const Batch& batch, bool decoupled = false);
 
 // The coefficient of each node of each chunk: the sum over the sampled tokens that lie on it. Sums in double, in canonical order.
 std::vector<std::vector<float>> NodeCoefficients(const Batch& batch, const std::vector<std::vector<std::vector<double>>>& coef);

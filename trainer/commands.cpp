@@ -2,10 +2,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -42,12 +44,19 @@ class RolloutReader {
     }
     if (removed) {
       r.logp_new.assign(r.mask.size(), 0);
-      if (algorithm_.ReadsOldLogprobs()) r.logp_old.assign(r.mask.size(), 0);
       return r;
     }
     RETURN_IF_ERROR(ReadTokens("logp_new", r.mask, r.logp_new));
-    if (algorithm_.ReadsOldLogprobs()) {
-      RETURN_IF_ERROR(ReadTokens("logp_old", r.mask, r.logp_old));
+    const std::tuple<const char*, bool, std::vector<double>*> arrays[] = {
+        {"logp_old", algorithm_.ReadsOldLogprobs(), &r.logp_old}, {"logp_rollout", algorithm_.ReadsRolloutLogprobs(), &r.logp_rollout},
+        {"logp_ref", algorithm_.ReadsReference(), &r.logp_ref},   {"logp_teacher", algorithm_.ReadsTeacher(), &r.logp_teacher},
+        {"values", algorithm_.ReadsValues(), &r.values}};
+    for (const auto& [name, read, out] : arrays) {
+      if (!read) continue;
+      RETURN_IF_ERROR(ReadTokens(name, r.mask, *out));
+    }
+    if (algorithm_.ReadsTeacherTop()) {
+      RETURN_IF_ERROR(ReadTop(r.mask, r.teacher_top));
     }
     if (algorithm_.ReadsRewards()) {
       RETURN_IF_ERROR(ReadRewards(r));
@@ -63,6 +72,7 @@ class RolloutReader {
 
   Status ReadRewards(LossRollout& r) {
     ASSIGN_OR_RETURN(r.reward, Number("reward"));
+    if (!algorithm_.TakesTaskAdvantage()) return Status::Ok();
     if (algorithm_.reward.speed_coef != 0) {
       ASSIGN_OR_RETURN(r.wall_s, Number("wall_s"));
     }
@@ -142,6 +152,26 @@ class RolloutReader {
     return Status::Ok();
   }
 
+  Status ReadTop(const std::vector<uint8_t>& mask, std::vector<std::vector<TopToken>>& out) const {
+    ASSIGN_OR_RETURN(const json::array* values, Array("teacher_top", mask.size()));
+    out.resize(mask.size());
+    for (size_t t = 0; t < mask.size(); ++t) {
+      if (!mask[t]) continue;
+      const std::string where = fmt::format("{}.teacher_top[{}]", path_, t);
+      if (!(*values)[t].is_array()) return InvalidArgument(where + ": expected an array of pairs");
+      const json::array& pairs = (*values)[t].get_array();
+      for (size_t k = 0; k < pairs.size(); ++k) {
+        const std::string at = fmt::format("{}[{}]", where, k);
+        if (!pairs[k].is_array() || pairs[k].get_array().size() != 2) return InvalidArgument(at + ": expected [logp_teacher, logp_new]");
+        TopToken token;
+        ASSIGN_OR_RETURN(token.logp_teacher, Finite(pairs[k].get_array()[0], at + "[0]"));
+        ASSIGN_OR_RETURN(token.logp_new, Finite(pairs[k].get_array()[1], at + "[1]"));
+        out[t].push_back(token);
+      }
+    }
+    return Status::Ok();
+  }
+
   Status ReadIntegers(const char* name, const std::vector<uint8_t>& mask, std::vector<int64_t>& out) const {
     ASSIGN_OR_RETURN(const json::array* values, Array(name, mask.size()));
     out.assign(mask.size(), 0);
@@ -166,6 +196,11 @@ void WriteRow(JsonWriter& w, const std::vector<double>& row) {
   w.BeginArray();
   for (double x : row) w.Double(Plain(x));
   w.EndArray();
+}
+
+void WriteDistribution(JsonWriter& w, const char* name, const Distribution& d) {
+  w.Key(name).BeginObject().Key("mean").Double(Plain(d.mean)).Key("std").Double(Plain(d.deviation));
+  w.Key("min").Double(Plain(d.min)).Key("max").Double(Plain(d.max)).EndObject();
 }
 
 void WriteRows(JsonWriter& w, const std::vector<std::vector<double>>& rows) {
@@ -232,15 +267,23 @@ Result<std::string> TrainLoss(const std::string& input) {
       ASSIGN_OR_RETURN(LossRollout rollout, reader.Read());
       out.rollouts.push_back(std::move(rollout));
     }
+    if (parsed.algorithm.loss.kind->pairs && out.rollouts.size() != 2) {
+      return InvalidArgument(fmt::format("groups[{}].rollouts: loss kind {} takes groups of two, a chosen and a rejected one; {} here", g,
+                                         parsed.algorithm.loss.kind->name, out.rollouts.size()));
+    }
   }
 
   const LossResult result = ComputeLoss(parsed.algorithm, batch);
-  if (!std::isfinite(result.loss)) {
+  bool finite = std::isfinite(result.loss);
+  for (const auto& group : result.coef) {
+    for (const auto& rollout : group) finite = finite && std::all_of(rollout.begin(), rollout.end(), [](double c) { return std::isfinite(c); });
+  }
+  if (!finite) {
     return Status(StatusCode::kOutOfRange, "the loss is not a finite number: the logprobs or rewards are too large");
   }
   JsonWriter w;
   w.BeginObject().Key("loss").Double(Plain(result.loss)).Key("advantages").BeginArray();
-  const bool per_token = parsed.algorithm.ReadsRewards() && parsed.algorithm.advantage.credit != Credit::kRollout;
+  const bool per_token = parsed.algorithm.advantage.credit != Credit::kRollout || parsed.algorithm.distillation.kind != DistillationKind::kNone;
   for (size_t g = 0; g < batch.size(); ++g) {
     if (per_token) {
       WriteRows(w, result.token_advantages[g]);
@@ -250,7 +293,17 @@ Result<std::string> TrainLoss(const std::string& input) {
   }
   w.EndArray().Key("coef").BeginArray();
   for (const auto& group : result.coef) WriteRows(w, group);
-  w.EndArray().Key("metrics").BeginObject();
+  w.EndArray();
+  if (!result.coef_top.empty()) {
+    w.Key("coef_top").BeginArray();
+    for (const auto& group : result.coef_top) {
+      w.BeginArray();
+      for (const auto& rollout : group) WriteRows(w, rollout);
+      w.EndArray();
+    }
+    w.EndArray();
+  }
+  w.Key("metrics").BeginObject();
   const LossMetrics& m = result.metrics;
   const std::pair<const char*, double> mismatch[] = {
       {"mismatch_k1", m.mismatch_k1}, {"mismatch_k3", m.mismatch_k3}, {"log_ppl_diff", m.log_ppl_diff},
@@ -266,7 +319,10 @@ Result<std::string> TrainLoss(const std::string& input) {
   w.Key("ess").Double(m.ess);
   w.Key("clip_fraction_low").Double(m.clip_fraction_low).Key("clip_fraction_high").Double(m.clip_fraction_high);
   w.Key("rejected_tokens").Int(m.rejected_tokens).Key("zero_signal_groups").Int(m.zero_signal_groups);
-  w.Key("tokens").Int(m.tokens).Key("sequences").Int(m.sequences).EndObject();
+  w.Key("tokens").Int(m.tokens).Key("sequences").Int(m.sequences).Key("entropy").Double(Plain(m.entropy));
+  WriteDistribution(w, "reward", m.reward);
+  WriteDistribution(w, "advantage", m.advantage);
+  w.EndObject();
   w.Key("algorithm").Value(ParseJson(parsed.expanded).value()).EndObject();
   return w.Take();
 }

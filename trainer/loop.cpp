@@ -73,10 +73,12 @@ bool IsSilent(const std::vector<std::vector<double>>& coef) {
   return true;
 }
 
-// Groups that cannot have a gradient, told from their rewards alone: in every loss that is built a coefficient is a multiple of its
-// token's advantage. Whatever is left out is checked again once the true coefficients are known.
-std::vector<uint8_t> SilentGroups(const LossResult& recorded) {
+// Groups that cannot have a gradient, told from their rewards alone, where a coefficient is a multiple of its token's advantage.
+// Whatever is left out is checked again once the true coefficients are known.
+std::vector<uint8_t> SilentGroups(const Algorithm& algorithm, const Batch& batch) {
   std::vector<uint8_t> silent;
+  if (!algorithm.SilentWithoutAdvantage()) return silent;
+  const LossResult recorded = ComputeLoss(algorithm, RecordedLossGroups(batch, algorithm.off_policy.decoupled));
   for (const auto& group : recorded.token_advantages) silent.push_back(IsSilent(group));
   return silent;
 }
@@ -359,7 +361,8 @@ class Loop {
     if (options_.permute_rewards) PermuteRewards(options_.seed, groups);
     BatchOptions layout = {.merge = options_.tree, .max_chunk_nodes = max_chunk_nodes_};
     ASSIGN_OR_RETURN(Batch batch, BuildBatch(std::move(groups), layout));
-    layout.silent = SilentGroups(ComputeLoss(options_.algorithm.algorithm, RecordedLossGroups(batch)));
+    const Algorithm& algorithm = options_.algorithm.algorithm;
+    layout.silent = SilentGroups(algorithm, batch);
     const bool any_silent = std::count(layout.silent.begin(), layout.silent.end(), 1) > 0;
     if (any_silent) {
       ASSIGN_OR_RETURN(batch, BuildBatch(std::move(batch.groups), layout));
@@ -367,21 +370,31 @@ class Loop {
     report.tree_tokens = batch.tree_tokens;
     report.logical_tokens = batch.logical_tokens;
 
-    // Every loss that is built gives a token's coefficient from that token's own logprob; advantages and denominators know of none. So a
-    // chunk can be scored, checked and differentiated before the next one takes its memory.
+    // A token's coefficient comes from the logprobs of its own rollout, which lies in one chunk; advantages and denominators know of
+    // none. So a chunk can be scored, checked and differentiated before the next one takes its memory. Losses that look at the whole
+    // batch have all of it scored first.
     std::vector<std::vector<float>> logprobs;
     for (const BatchChunk& chunk : batch.chunks) logprobs.emplace_back(static_cast<size_t>(chunk.tree.size()), 0.0f);
+    auto loss_of = [&] { return ComputeLoss(algorithm, MakeLossGroups(batch, logprobs, algorithm.off_policy.decoupled)); };
     grads_.SetZero();
+    if (algorithm.NeedsWholeBatch() && batch.chunks.size() > 1) {
+      for (size_t c = 0; c < batch.chunks.size(); ++c) {
+        const engine::ForwardOptions score_only = Wanting(batch.chunks[c], /*keep=*/false);
+        ASSIGN_OR_RETURN(const std::span<const float> row, pass_.Forward(weights_, batch.chunks[c].tree, score_only));
+        logprobs[c].assign(row.begin(), row.end());
+      }
+      report.forward_s += lap();
+    }
     for (size_t c = 0; c < batch.chunks.size(); ++c) {
       ASSIGN_OR_RETURN(const std::span<const float> row, pass_.Forward(weights_, batch.chunks[c].tree, Wanting(batch.chunks[c])));
       logprobs[c].assign(row.begin(), row.end());
       report.forward_s += lap();
       if (batch.chunks[c].silent) continue;
-      const LossResult part = ComputeLoss(options_.algorithm.algorithm, MakeLossGroups(batch, logprobs));
+      const LossResult part = loss_of();
       pass_.Backward(NodeCoefficients(batch, part.coef)[c], grads_);
       report.backward_s += lap();
     }
-    const LossResult loss = ComputeLoss(options_.algorithm.algorithm, MakeLossGroups(batch, logprobs));
+    const LossResult loss = loss_of();
     for (size_t g = 0; g < layout.silent.size(); ++g) {
       TEMPER_CHECK(!layout.silent[g] || IsSilent(loss.coef[g])) << "group " << batch.groups[g].group << " was left out of the backward pass";
     }

@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include <fmt/format.h>
+
 #include "common/json.h"
 #include "common/rng.h"
 
@@ -239,31 +241,51 @@ TEST(Loss, CoefIsTheDerivativeWhereNothingIsDetached) {
   for (const char* text :
        {R"({"recipe":"grpo"})", R"({"recipe":"grpo","loss":{"drift":0.1,"dual_clip":2}})",
         R"({"loss":{"kind":"reinforce","drift":0.3},"advantage":{"baseline":"leave_one_out"},"aggregation":{"mode":"prompt-mean"}})",
-        R"({"loss":{"kind":"sft"},"aggregation":{"mode":"seq-mean-token-sum"}})"}) {
+        R"({"loss":{"kind":"sft"},"aggregation":{"mode":"seq-mean-token-sum"}})", R"({"recipe":"gspo","loss":{"clip_low":0.1,"clip_high":0.1}})",
+        R"({"recipe":"gspo","loss":{"clip_high":2},"advantage":{"credit":"token"},"aggregation":{"unit":"segment"}})", R"({"recipe":"gmpo"})",
+        R"({"recipe":"gmpo","off_policy":{"mode":"decoupled","weight":"token","reject":[{"measure":"ratio","level":"token","max":1.2}]}})",
+        R"({"recipe":"sapo"})", R"({"recipe":"m2po"})", R"({"recipe":"dpo"})", R"({"recipe":"dpo","loss":{"label_smoothing":0.2,"beta":2}})",
+        R"({"recipe":"ipo"})", R"({"recipe":"ipo","loss":{"length_average":false}})",
+        R"({"recipe":"grpo","kl":{"where":"loss","coef":0.5}})", R"({"recipe":"grpo","kl":{"where":"loss","coef":0.5,"estimator":"k2"}})",
+        R"({"recipe":"grpo","kl":{"where":"loss","coef":0.5,"importance_weighted":true}})",
+        R"({"recipe":"grpo","off_policy":{"mode":"decoupled","weight":"sequence","normalize":true}})",
+        R"({"loss":{"kind":"distill"},"distillation":{"kind":"topk_forward_kl"},"aggregation":{"mode":"token-mean"},"kl":{"where":"loss","coef":0.5}})"}) {
     const Algorithm a = Parse(text);
     std::vector<LossGroup> groups(3);
     for (auto& group : groups) {
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < (a.loss.kind->pairs ? 2 : 4); ++i) {
         LossRollout r;
         r.reward = rng.Uniform();
         for (int t = 0; t < 5; ++t) {
           r.mask.push_back(rng.Uniform() < 0.7);
           r.logp_new.push_back(-3 * rng.Uniform());
           r.logp_old.push_back(r.logp_new.back() + rng.Uniform() - 0.5);
+          r.logp_rollout.push_back(r.logp_old.back() + rng.Uniform() - 0.5);
+          r.logp_ref.push_back(r.logp_new.back() + rng.Uniform() - 0.5);
+          r.segment.push_back(t / 3);
+          r.teacher_top.push_back({{-rng.Uniform(), -rng.Uniform()}, {-1 - rng.Uniform(), -1 - rng.Uniform()}});
         }
         group.rollouts.push_back(r);
       }
     }
     const LossResult result = ComputeLoss(a, groups);
-    for (int g = 0; g < 3; ++g) {
-      for (int i = 0; i < 4; ++i) {
-        for (int t = 0; t < 5; ++t) {
+    for (size_t g = 0; g < 3; ++g) {
+      for (size_t i = 0; i < groups[g].rollouts.size(); ++i) {
+        for (size_t t = 0; t < 5; ++t) {
           auto at = [&](double h) {
             auto moved = groups;
             moved[g].rollouts[i].logp_new[t] += h;
             return ComputeLoss(a, moved).loss;
           };
           EXPECT_NEAR(result.coef[g][i][t], (at(1e-6) - at(-1e-6)) / 2e-6, 1e-8) << text;
+          for (size_t k = 0; !result.coef_top.empty() && k < result.coef_top[g][i][t].size(); ++k) {
+            auto top = [&](double h) {
+              auto moved = groups;
+              moved[g].rollouts[i].teacher_top[t][k].logp_new += h;
+              return ComputeLoss(a, moved).loss;
+            };
+            EXPECT_NEAR(result.coef_top[g][i][t][k], (top(1e-6) - top(-1e-6)) / 2e-6, 1e-8) << text;
+          }
         }
       }
     }
@@ -273,9 +295,15 @@ TEST(Loss, CoefIsTheDerivativeWhereNothingIsDetached) {
 // On policy every kind must give the same gradient: the advantage.
 TEST(Loss, OnPolicyAllKindsAgree) {
   const std::vector<LossGroup> groups = {{{Rollout(1, {-1, -2}, {-1, -2}), Rollout(0, {-3}, {-3})}}};
-  const auto reference = ComputeLoss(TokenMean(R"({"kind":"reinforce"})"), groups).coef;
-  EXPECT_EQ(ComputeLoss(TokenMean(R"({"kind":"ppo_clip"})"), groups).coef, reference);
-  EXPECT_EQ(ComputeLoss(TokenMean(R"({"kind":"cispo"})"), groups).coef, reference);
+  auto with = [&](const std::string& loss) {
+    return ComputeLoss(Parse(R"({"advantage":{"baseline":"group_mean"},"aggregation":{"mode":"seq-mean-token-mean"},"loss":)" + loss + "}"), groups).coef;
+  };
+  const auto reference = with(R"({"kind":"reinforce"})");
+  for (const char* kind : {"ppo_clip", "cispo", "gspo", "gmpo", "sapo", "dppo_tv", "m2po", "ratio_band"}) {
+    EXPECT_EQ(with(fmt::format(R"({{"kind":"{}"}})", kind)), reference) << kind;
+  }
+  EXPECT_EQ(with(R"({"kind":"ppo_clip","dual_clip":3})"), reference);
+  EXPECT_EQ(with(R"({"kind":"cispo","mask_low":0.2,"mask_high":0.28,"drift":0.1})"), reference);
   const LossMetrics m = ComputeLoss(TokenMean(R"({"kind":"cispo"})"), groups).metrics;
   EXPECT_EQ(m.mismatch_k1, 0);
   EXPECT_EQ(m.mismatch_k3, 0);
