@@ -93,6 +93,7 @@ std::string PrintPlan(const Job& job, const Plan& plan) {
                              m.layers, m.width, m.vocab, m.max_positions, job.numerics, plan.cpu_path));
   line("training", fmt::format("{} steps of {} groups of {} rollouts: {} rollouts{}", job.trainer.steps, job.pool.P, job.pool.G, plan.rollouts,
                                job.trainer.sft ? fmt::format(", after {} tokens of warm-up", job.trainer.sft->tokens) : ""));
+  if (!job.algorithm.recipe_source.empty()) line("objective", "recipe as in " + job.algorithm.recipe_source);
   line("pool", fmt::format("B = {} slots, window W = {}, staleness S = {}, never above {}", plan.slots,
                            plan.window ? std::to_string(*plan.window) : "none", job.pool.S,
                            plan.bound ? fmt::format("{} updates", *plan.bound) : "(no bound with areal)"));
