@@ -81,7 +81,7 @@ TEST(Fuzz, TokenizerJsonAndText) {
 "decoder":{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"▁"},"content":" "},{"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]},
 "model":{"type":"BPE","byte_fallback":true,"fuse_unk":true,"unk_token":"<u>","vocab":{"<u>":0,"a":1,"▁":2,"▁a":3,"<0xC3>":4,"<0xA9>":5},"merges":["▁ a"]}})";
   const std::vector<std::string> words = {"\"", "null", "[", "{", "99999999999", "-1", "*", "+", "(", "(?", "\\\\p{", "{0,1000}", "1", "true", "abab", "▁", "▁▁▁▁▁▁▁▁"};
-  const std::vector<std::string> pieces = {"ab", " a", "'s", "<s>", "\xff", "é", "e\u0301", "  \n", "123", "\u1100\u1161"};
+  const std::vector<std::string> pieces = {"ab", " a", "'s", "<s>", "\xff", "é", "e\u0301", "  \n", "123", "\u1100\u1161", std::string(90, 'a')};
   for (const std::string& seed : {bytes, pieces_of_text}) {
     ASSERT_TRUE(Tokenizer::FromJson(seed).ok()) << Tokenizer::FromJson(seed).status().ToString();
   }
