@@ -69,13 +69,16 @@ Status ModelConfig::Validate() const {
   if (!(rope_theta > 1) || !(rope_theta < 1e12)) return InvalidArgument(fmt::format("rope_theta {}", rope_theta));
   if (!(rms_eps > 0) || !(rms_eps < 1)) return InvalidArgument(fmt::format("rms_eps {}", rms_eps));
   RETURN_IF_ERROR(CheckScaling(rope_scaling));
-  if (!(local_rope_theta > 1) || !(local_rope_theta < 1e12)) return InvalidArgument(fmt::format("local_rope_theta {}", local_rope_theta));
+  if (!(local_rope_theta > 1) || !(local_rope_theta < 1e12)) {
+    return InvalidArgument(fmt::format("local_rope_theta {}", local_rope_theta));
+  }
   if (window < 0 || window > 1 << 24) return InvalidArgument(fmt::format("window {}", window));
   if (window && family == Family::kLlama) return InvalidArgument("a window in a model of the family llama");
   if (!windowed.empty() && windowed.size() != static_cast<size_t>(layers)) {
     return InvalidArgument(fmt::format("{} layers, and {} that are windowed or not", layers, windowed.size()));
   }
-  for (const auto& [name, value] : {std::pair{"query_scalar", query_scalar}, {"score_cap", score_cap}, {"logit_cap", logit_cap}}) {
+  for (const auto& [name, value] :
+       {std::pair{"query_scalar", query_scalar}, {"score_cap", score_cap}, {"logit_cap", logit_cap}}) {
     if (!(value >= 0) || !(value < 1e6) || (value > 0 && value < 1e-6)) return InvalidArgument(fmt::format("{} {}", name, value));
     if (value > 0 && family != Family::kGemma3) {
       return InvalidArgument(fmt::format("{} in a model of the family {}", name, FamilyName(family)));

@@ -24,8 +24,8 @@ const char* FamilyName(Family family);                   // "llama", "qwen2", "q
 Result<Family> ParseFamily(const std::string& name);  // InvalidArgument for any other word
 
 struct RopeScaling {
-  // kDynamic: as trained up to max_positions and other frequencies for a longer row; max_positions is also the longest row here, so
-  // it is kept for saving and changes no angle.
+  // kDynamic: as trained up to max_positions and other frequencies for a longer row; max_positions is also the longest row here,
+  // so it is kept for saving and changes no angle.
   enum class Kind : uint8_t { kNone, kLinear, kDynamic, kLlama3, kYarn };
   Kind kind = Kind::kNone;
   double factor = 1;
@@ -67,8 +67,8 @@ struct ModelConfig {
 
   int q_dim() const { return heads * head_dim; }
   int kv_dim() const { return kv_heads * head_dim; }
-  // Every size positive and within sane limits, kv_heads divides heads, head_dim even, ids inside the vocabulary, nothing set that
-  // the family does not have.
+  // Every size positive and within sane limits, kv_heads divides heads, head_dim even, ids inside the vocabulary, nothing set
+  // that the family does not have.
   Status Validate() const;
   bool operator==(const ModelConfig&) const = default;
 };

@@ -220,7 +220,9 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
     alignas(64) std::byte row_e[1024 * 4 + 64];  // one rounded head; head_dim <= 1024
     cpu::Gemm product = Product(h1, s.width_depth, w.qkv.data, r1 - r0, s.qkv_rows, qkv);
     if (w.qkv_bias) {  // the bias is the start of the accumulators
-      for (int r = r0; r < r1; ++r) std::memcpy(qkv + static_cast<size_t>(r - r0) * s.qkv_rows, w.qkv_bias, s.qkv_rows * sizeof(float));
+      for (int r = 0; r < r1 - r0; ++r) {
+        std::memcpy(qkv + static_cast<size_t>(r) * s.qkv_rows, w.qkv_bias, s.qkv_rows * sizeof(float));
+      }
       product.add = true;
     }
     RunGemm(ops, product, split);

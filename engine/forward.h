@@ -56,8 +56,8 @@ struct Shapes {
   int group;
 };
 
-// What a layer leaves for the backward pass. E buffers have rows padded to a multiple of 32. Those of the last lines are there only
-// where the layer has such a part (engine/layer.h).
+// What a layer leaves for the backward pass. E buffers have rows padded to a multiple of 32. Those of the last lines are there
+// only where the layer has such a part (engine/layer.h).
 struct LayerState {
   Buffer x;            // fp32 [rows][width]: the residual at the layer's input
   Buffer h1, h2;       // E [rows][width_depth]: normed inputs of attention and MLP

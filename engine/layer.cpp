@@ -60,7 +60,8 @@ std::vector<LayerTensor> LayerTensors(const ModelConfig& c) {
   add(true, Role::kO, "self_attn.o_proj.weight", {c.width, c.q_dim()});
   // Where outputs are normed too, the name that others give the MLP's input is that of the attention's output.
   add(spec.output_norms, Role::kAttentionGain, "post_attention_layernorm.weight", {c.width});
-  add(true, Role::kMlpGain, spec.output_norms ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight", {c.width});
+  add(true, Role::kMlpGain, spec.output_norms ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight",
+      {c.width});
   add(true, Role::kGate, "mlp.gate_proj.weight", {c.ffn, c.width});
   add(true, Role::kUp, "mlp.up_proj.weight", {c.ffn, c.width});
   add(true, Role::kDown, "mlp.down_proj.weight", {c.width, c.ffn});

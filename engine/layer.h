@@ -1,5 +1,6 @@
-// What a layer is. This page, the loader (engine/files/model_config_json.cpp) and the names in layer.cpp are all that knows a family;
-// every pass follows the page: forward over trees and pages, backward, the float64 path, the compute form. One layer, x → x:
+// What a layer is. This page, the loader (engine/files/model_config_json.cpp) and the names in layer.cpp are all that knows a
+// family; every pass follows the page: forward over trees and pages, backward, the float64 path, the compute form. One layer, x →
+// x:
 //
 //   h = norm(x) · g_in
 //   q, k, v = Wq h (+ bq), Wk h (+ bk), Wv h (+ bv)                 qkv_bias
@@ -13,8 +14,8 @@
 //   m = Wdown (activation(Wgate h) * (Wup h));  m = norm(m) · g_out activation, output_norms
 //   x = y + m
 //
-// Before the first layer x = E[token] · embedding_scale; after the last, logits = W (norm(x) · g), capped like the scores, times 1/T.
-// norm(x) = x / √(mean(x²) + eps). Every gain is a stored vector w, meaning w + gain_offset.
+// Before the first layer x = E[token] · embedding_scale; after the last, logits = W (norm(x) · g), capped like the scores, times
+// 1/T. norm(x) = x / √(mean(x²) + eps). Every gain is a stored vector w, meaning w + gain_offset.
 #pragma once
 
 #include <cstdint>

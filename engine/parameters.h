@@ -50,9 +50,9 @@ class Parameters {
 };
 using Gradients = Parameters;
 
-// A new policy: norms 1, biases 0, embedding of standard deviation 1/sqrt(width), a head of its own 0.02, matrices of standard deviation
-// sqrt(2 / (5 * width)) (those that write the residual stream divided by sqrt(2 * layers)). A pure function of (config, seed)
-// on every machine.
+// A new policy: norms 1, biases 0, embedding of standard deviation 1/sqrt(width), a head of its own 0.02, matrices of standard
+// deviation sqrt(2 / (5 * width)) (those that write the residual stream divided by sqrt(2 * layers)). A pure function of (config,
+// seed) on every machine.
 Parameters InitParameters(const ModelConfig& config, uint64_t seed);
 
 }  // namespace temper::engine

@@ -67,7 +67,8 @@ struct Rotation {
   void Apply(double* x, int position, int head_dim, int direction) const {
     const int half = head_dim / 2;
     for (int i = 0; i < half; ++i) {
-      const double angle = position * inverse_frequency[i], c = factor * std::cos(angle), s = direction * factor * std::sin(angle);
+      const double angle = position * inverse_frequency[i], c = factor * std::cos(angle),
+                   s = direction * factor * std::sin(angle);
       const double a = x[i], b = x[half + i];
       x[i] = a * c - b * s;
       x[half + i] = b * c + a * s;

@@ -173,8 +173,8 @@ TrainPass::~TrainPass() = default;
 size_t TrainPass::State::bytes() const {
   size_t n = pass.bytes();
   if (pool) n += KvPool::PageBytes(pool->config(), pool->profile()) * held_pages;
-  for (const Buffer* b : {&logits, &dx, &dh, &dy, &dgu, &do_e, &dqkv, &dq_f, &dk_f, &delta, &dk, &dv, &panel, &panel2, &wt, &head_e,
-                          &head_panel, &head_dlogits, &head_dh, &head_x, &head_wt}) {
+  for (const Buffer* b : {&logits, &dx, &dh, &dy, &dgu, &do_e, &dqkv, &dq_f, &dk_f, &delta, &dk, &dv, &panel, &panel2, &wt,
+                          &head_e, &head_panel, &head_dlogits, &head_dh, &head_x, &head_wt}) {
     n += b->bytes();
   }
   for (const Buffer& b : scratch) n += b.bytes();
@@ -746,8 +746,8 @@ void TrainPass::State::BackwardLayer(int l, Gradients& grads) {
       const float* from = residual + static_cast<size_t>(r) * s.width;
       if (norm_gain) {
         std::memset(before, 0, s.width * sizeof(float));
-        ops.rms_norm_backward(from, product.as<float>() + static_cast<size_t>(r) * s.width, norm_gain, inverse.as<float>()[r], s.width,
-                              before);
+        ops.rms_norm_backward(from, product.as<float>() + static_cast<size_t>(r) * s.width, norm_gain, inverse.as<float>()[r],
+                              s.width, before);
         from = before;
       }
       ops.round(from, s.width, s.width_depth, dy_rows + static_cast<size_t>(r - r0) * s.width_depth * e);

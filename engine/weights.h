@@ -3,13 +3,13 @@
 // function, so trainer and workers read the very same numbers. Nothing derived (no transposed panels) is in the buffer.
 //
 // Layout, parts in this order, each starting on a 64-byte border:
-//   embedding panel (also the head when tied) · per layer: input gain, [q;k;v] panel, (their biases, stacked like its rows), (gains of
-//   q and of k), o panel, (gain of the attention's output), gain before the MLP, [gate;up] panel, down panel, (gain of its output) ·
-//   final gain · head panel (untied only); in brackets what only some families have (engine/layer.h)
+//   embedding panel (also the head when tied) · per layer: input gain, [q;k;v] panel, (their biases, stacked like its rows),
+//   (gains of q and of k), o panel, (gain of the attention's output), gain before the MLP, [gate;up] panel, down panel, (gain of
+//   its output) · final gain · head panel (untied only); in brackets what only some families have (engine/layer.h)
 // A panel of an [N, K] matrix is [N16/16][K32/2][16] words of two bf16 (k even in the low half), or in f32 [N16/16][K32][16]
 // floats, with N16 and K32 = N and K rounded up to 16 and 32 and zeros in the padding. Stacked matrices are each padded to
-// 16 rows, then follow one another. Vectors are padded with zeros to 16 floats. A gain is what is multiplied with: where the master
-// holds w and means 1 + w, the sum, rounded once.
+// 16 rows, then follow one another. Vectors are padded with zeros to 16 floats. A gain is what is multiplied with: where the
+// master holds w and means 1 + w, the sum, rounded once.
 #pragma once
 
 #include <cstddef>

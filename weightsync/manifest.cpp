@@ -57,8 +57,12 @@ Result<engine::ModelConfig> ParseConfig(const std::string& text) {
     RETURN_IF_ERROR(ReadInt(root, key, out));
   }
   RETURN_IF_ERROR(ReadInt(root, "window", &c.window));
-  for (auto [key, out] : {std::pair{"rope_theta", &c.rope_theta}, {"rms_eps", &c.rms_eps}, {"local_rope_theta", &c.local_rope_theta},
-                          {"query_scalar", &c.query_scalar}, {"score_cap", &c.score_cap}, {"logit_cap", &c.logit_cap}}) {
+  for (auto [key, out] : {std::pair{"rope_theta", &c.rope_theta},
+                          {"rms_eps", &c.rms_eps},
+                          {"local_rope_theta", &c.local_rope_theta},
+                          {"query_scalar", &c.query_scalar},
+                          {"score_cap", &c.score_cap},
+                          {"logit_cap", &c.logit_cap}}) {
     RETURN_IF_ERROR(ReadDouble(root, key, out));
   }
   ASSIGN_OR_RETURN(JsonRef family, root.Field("family"));

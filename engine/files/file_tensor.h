@@ -17,8 +17,8 @@ const char* FileTypeName(FileType type);
 uint64_t FileTypeBlock(FileType type);
 // Bytes of `count` elements (a multiple of the block).
 uint64_t FileTypeBytes(FileType type, uint64_t count);
-// Widens or dequantises `out.size()` elements; `in` has FileTypeBytes of them. F64 is rounded to float. A Q type gives the bits of
-// the Python package `gguf`: every product and sum rounded to fp32 on its own.
+// Widens or dequantises `out.size()` elements; `in` has FileTypeBytes of them. F64 is rounded to float. A Q type gives the bits
+// of the Python package `gguf`: every product and sum rounded to fp32 on its own.
 void ReadElements(FileType type, std::span<const std::byte> in, std::span<float> out);
 
 struct FileTensor {
@@ -29,8 +29,8 @@ struct FileTensor {
   std::span<const std::byte> bytes;
 };
 
-// InvalidArgument naming two tensors that share bytes of the file: numbers of one would be those of another, and a small file could
-// claim any amount of memory.
+// InvalidArgument naming two tensors that share bytes of the file: numbers of one would be those of another, and a small file
+// could claim any amount of memory.
 Status CheckApart(std::span<const FileTensor> tensors);
 
 }  // namespace temper::engine

@@ -82,7 +82,8 @@ Result<const FamilyFile*> FamilyOf(const Value& root) {
   for (const FamilyFile& f : kFamilies) {
     if (type == f.model_type) return &f;
   }
-  return InvalidArgument("config.json: model_type '" + type + "' is not supported (llama, qwen2, qwen3, mistral, gemma3_text are)");
+  return InvalidArgument("config.json: model_type '" + type +
+                         "' is not supported (llama, qwen2, qwen3, mistral, gemma3_text are)");
 }
 
 bool Given(const Value& node, const char* key) {
@@ -97,7 +98,8 @@ double YarnAttentionFactor(double factor, double scale, double scale_all) {
 }
 
 // An object of type and factors, and the base it may hold.
-Status ReadScaling(const Value& node, const std::string& where, const Value& root, int max_positions, RopeScaling* s, double* theta) {
+Status ReadScaling(const Value& node, const std::string& where, const Value& root, int max_positions, RopeScaling* s,
+                   double* theta) {
   if (!node.is_dict()) return InvalidArgument("config.json: " + where + " is no object");
   Fields rope(node);
   *theta = rope.Double("rope_theta", *theta);
@@ -113,7 +115,8 @@ Status ReadScaling(const Value& node, const std::string& where, const Value& roo
     s->original_max_positions = rope.Int("original_max_position_embeddings", original);
   }
   if (!node.Find("factor")) return InvalidArgument("config.json: " + where + ".factor is missing");
-  s->factor = rope.Double("factor", s->kind == RopeScaling::Kind::kYarn ? static_cast<double>(max_positions) / s->original_max_positions : 0);
+  s->factor = rope.Double(
+      "factor", s->kind == RopeScaling::Kind::kYarn ? static_cast<double>(max_positions) / s->original_max_positions : 0);
   if (!(s->factor > 0)) return InvalidArgument("config.json: " + where + ".factor is not positive");
   if (s->kind == RopeScaling::Kind::kLlama3) {
     s->low_freq_factor = rope.Double("low_freq_factor", 1);
@@ -123,8 +126,8 @@ Status ReadScaling(const Value& node, const std::string& where, const Value& roo
     if (const double beta = rope.Double("beta_fast", 0); beta != 0) s->beta_fast = beta;
     if (const double beta = rope.Double("beta_slow", 0); beta != 0) s->beta_slow = beta;
     s->truncate = rope.Bool("truncate", true);
-    s->attention_factor =
-        rope.Double("attention_factor", YarnAttentionFactor(s->factor, rope.Double("mscale", 0), rope.Double("mscale_all_dim", 0)));
+    s->attention_factor = rope.Double("attention_factor",
+                                      YarnAttentionFactor(s->factor, rope.Double("mscale", 0), rope.Double("mscale_all_dim", 0)));
   }
   return rope.status();
 }
@@ -154,7 +157,9 @@ Status ReadRope(const Value& root, ModelConfig* config) {
       const std::string where = std::string(key) + "." + part;
       RETURN_IF_ERROR(ReadScaling(*node->Find(part), where, root, config->max_positions, &scaling, theta));
       if (!local) config->rope_scaling = scaling;
-      if (local && scaling.kind != RopeScaling::Kind::kNone) return InvalidArgument("config.json: " + where + " that scales is not supported");
+      if (local && scaling.kind != RopeScaling::Kind::kNone) {
+        return InvalidArgument("config.json: " + where + " that scales is not supported");
+      }
     }
   }
   return Status::Ok();
@@ -188,10 +193,14 @@ Status ReadWindow(const Value& root, ModelConfig* c) {
     for (int l = 0; l < std::min(c->layers, 1024); ++l) windowed.push_back(gemma ? (l + 1) % pattern != 0 : l >= first);
   }
   const bool some = std::find(windowed.begin(), windowed.end(), 1) != windowed.end();
-  if (some && c->window == 0) return InvalidArgument("config.json: layer_types of 'sliding_attention' without a sliding_window are not supported");
+  if (some && c->window == 0) {
+    return InvalidArgument("config.json: layer_types of 'sliding_attention' without a sliding_window are not supported");
+  }
   // Mistral's own class gives every layer the window, whatever layer_types say: a mixture is not of that class.
   const bool mixed = std::find(windowed.begin(), windowed.end(), 0) != windowed.end();
-  if (c->family == Family::kMistral && c->window > 0 && mixed) return InvalidArgument("config.json: layer_types that differ are not supported");
+  if (c->family == Family::kMistral && c->window > 0 && mixed) {
+    return InvalidArgument("config.json: layer_types that differ are not supported");
+  }
   if (c->window > 0 && (gemma || qwen)) c->windowed = std::move(windowed);
   return Status::Ok();
 }
@@ -221,8 +230,8 @@ Status RefuseWhatIsNotComputed(const Value& root, const FamilyFile& family) {
   };
   refuse(true, "quantization_config");
   refuse(family.family == Family::kLlama, "sliding_window");
-  for (const char* key :
-       {"sliding_window_pattern", "rope_local_base_freq", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}) {
+  for (const char* key : {"sliding_window_pattern", "rope_local_base_freq", "query_pre_attn_scalar", "attn_logit_softcapping",
+                          "final_logit_softcapping"}) {
     refuse(family.family != Family::kGemma3, key);
   }
   return fields.status();
@@ -419,10 +428,12 @@ class Metadata {
   Status status_;
 };
 
-// Llama 3.1 and later come with their scaling as a tensor of what each frequency is divided by. Its parameters are found again, so
-// that the model can be saved: the factor is the largest divisor, the others are those of every published model.
+// Llama 3.1 and later come with their scaling as a tensor of what each frequency is divided by. Its parameters are found again,
+// so that the model can be saved: the factor is the largest divisor, the others are those of every published model.
 Status ReadRopeFrequencies(const FileTensor& t, ModelConfig* c) {
-  const auto bad = [] { return InvalidArgument("tensor rope_freqs.weight holds no scaling of Llama 3, and others are not supported"); };
+  const auto bad = [] {
+    return InvalidArgument("tensor rope_freqs.weight holds no scaling of Llama 3, and others are not supported");
+  };
   if (t.type != FileType::kF32 || t.count != static_cast<uint64_t>(c->head_dim / 2)) return bad();
   std::vector<float> divisors(t.count);
   ReadElements(t.type, t.bytes, divisors);
@@ -454,13 +465,16 @@ Status ReadScaling(const GgufFile& file, Metadata* meta, ModelConfig* c) {
     s.beta_fast = meta->Number("rope.scaling.yarn_beta_fast", 32);
     s.beta_slow = meta->Number("rope.scaling.yarn_beta_slow", 1);
     s.attention_factor = meta->Number("rope.scaling.attn_factor", 1) * YarnAttentionFactor(s.factor, 0, 0);
-    for (const char* key : {"rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"}) {
+    for (const char* key :
+         {"rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"}) {
       if (meta->Find(key)) return InvalidArgument("metadata '" + meta->architecture() + "." + key + "' is not supported");
     }
   }
   RETURN_IF_ERROR(meta->status());
   if (const FileTensor* t = file.Find("rope_freqs.weight")) {
-    if (s.kind != RopeScaling::Kind::kNone) return InvalidArgument("tensor rope_freqs.weight beside another rope scaling is not supported");
+    if (s.kind != RopeScaling::Kind::kNone) {
+      return InvalidArgument("tensor rope_freqs.weight beside another rope scaling is not supported");
+    }
     return ReadRopeFrequencies(*t, c);
   }
   return Status::Ok();
@@ -509,13 +523,19 @@ Result<ModelConfig> ConfigFromGguf(const GgufFile& file) {
   if (rotated != c.head_dim || values != c.head_dim) {
     return InvalidArgument("heads that are rotated in part, or with values of another size, are not supported");
   }
-  if (const Value* v = meta.Find("expert_count"); v && v->is_int() && v->as_int() > 0) return InvalidArgument("experts are not supported");
-  if (c.head_dim < 1 || c.head_dim > 1024) return InvalidArgument("heads of " + std::to_string(c.head_dim) + " numbers are not supported");
+  if (const Value* v = meta.Find("expert_count"); v && v->is_int() && v->as_int() > 0) {
+    return InvalidArgument("experts are not supported");
+  }
+  if (c.head_dim < 1 || c.head_dim > 1024) {
+    return InvalidArgument("heads of " + std::to_string(c.head_dim) + " numbers are not supported");
+  }
   if (family == Family::kGemma3) {
     RETURN_IF_ERROR(ReadGemma(&meta, &c));
   } else if (const int window = meta.Int("attention.sliding_window", 0); window > 0) {
     // llama.cpp calls Mistral llama, too.
-    if (family != Family::kLlama) return InvalidArgument("metadata '" + meta.architecture() + ".attention.sliding_window' is not supported");
+    if (family != Family::kLlama) {
+      return InvalidArgument("metadata '" + meta.architecture() + ".attention.sliding_window' is not supported");
+    }
     c.family = Family::kMistral;
     c.window = window;
   }

@@ -347,8 +347,8 @@ void Emulator::Forward() {
     s.spec = LayerOf(c_, l);
     const LayerIndex t(c_, l);
     s.x = x;
-    for (Rows* rows : {&s.h1, &s.q_raw, &s.k_raw, &s.q, &s.k, &s.v, &s.rq, &s.rk, &s.o, &s.oe, &s.attention, &s.mid, &s.h2, &s.gate,
-                       &s.up, &s.act, &s.mlp, &s.max, &s.inverse}) {
+    for (Rows* rows : {&s.h1, &s.q_raw, &s.k_raw, &s.q, &s.k, &s.v, &s.rq, &s.rk, &s.o, &s.oe, &s.attention, &s.mid, &s.h2,
+                       &s.gate, &s.up, &s.act, &s.mlp, &s.max, &s.inverse}) {
       rows->resize(n_);
     }
     for (Row* row : {&s.r1, &s.r_attention, &s.r2, &s.r_mlp}) row->resize(n_);
@@ -545,8 +545,8 @@ void Emulator::Backward(const std::vector<float>& coef, Gradients& grads) {
             const int v = node(r), h = kvh * group_ + r % group_, seen = Seen(v, static_cast<int>(page));
             for (int j = Passed(s.spec, v, static_cast<int>(page)); j < seen; ++j) {
               const int key = NodeAt(static_cast<int>(page), j);
-              const Activated score =
-                  Score(s.spec, Dot(hd, [&](int i) { return s.q[v][at(r) + i]; }, [&](int i) { return s.k[key][kvh * hd + i]; }, 0));
+              const auto query = [&](int i) { return s.q[v][at(r) + i]; };
+              const Activated score = Score(s.spec, Dot(hd, query, [&](int i) { return s.k[key][kvh * hd + i]; }, 0));
               const float dp = Dot(hd, [&](int i) { return d_o[v][at(r) + i]; }, [&](int i) { return s.v[key][kvh * hd + i]; }, 0);
               const float y = Exp(score.y - s.max[v][h]) * s.inverse[v][h];
               p[r][j] = R(y);

@@ -226,7 +226,8 @@ TEST_P(WeightsOf, DigestSeesEveryNumberAndNoPadding) {
     EXPECT_FALSE(ComputeWeights::View(c, profile, {memory.get() + 4, bytes}, nullptr).ok());
   }
 }
-INSTANTIATE_TEST_SUITE_P(All, WeightsOf, testing::ValuesIn(AllConfigs()), [](const auto& which) { return std::string(which.param.name); });
+INSTANTIATE_TEST_SUITE_P(All, WeightsOf, testing::ValuesIn(AllConfigs()),
+                         [](const auto& which) { return std::string(which.param.name); });
 
 }  // namespace
 }  // namespace temper::engine

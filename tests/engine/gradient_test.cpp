@@ -241,7 +241,7 @@ TEST(TrainPass, EstimateBoundsTheBytes) {
       Gradients grads(c);
       pass.Backward(std::vector<float>(tree.size(), 1), grads);
       const size_t estimate = TrainPass::EstimateBytes(c, Profile::kBf16, tree.size(), rows);
-      EXPECT_LE(pass.bytes(), estimate - (size_t{64} << 20));  // what it allows for the scratch of many threads is not needed here
+      EXPECT_LE(pass.bytes(), estimate - (size_t{64} << 20));  // what it allows for the scratch of many threads is not needed
       EXPECT_GE(2 * pass.bytes() + (size_t{200} << 20), estimate);
     }
   }

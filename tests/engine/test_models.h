@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <ostream>
 #include <random>
 #include <vector>
 
@@ -47,6 +48,7 @@ struct NamedConfig {
   const char* name;
   ModelConfig config;
 };
+inline void PrintTo(const NamedConfig& model, std::ostream* out) { *out << model.name; }
 
 // One of every kind of layer, in odd sizes: windows shorter than a tile, longer than a page, and on some layers only.
 inline std::vector<NamedConfig> AllConfigs() {
@@ -72,7 +74,8 @@ inline std::vector<NamedConfig> AllConfigs() {
   gemma.query_scalar = 15;
   gemma.score_cap = 3;
   gemma.logit_cap = 4;
-  return {{"tiny", TinyConfig()}, {"odd", OddConfig()}, {"qwen2", qwen2}, {"qwen3", qwen3}, {"mistral", mistral}, {"gemma3", gemma}};
+  return {{"tiny", TinyConfig()}, {"odd", OddConfig()}, {"qwen2", qwen2},
+          {"qwen3", qwen3},       {"mistral", mistral}, {"gemma3", gemma}};
 }
 
 // Weights far enough from zero that attention is not flat and every tensor matters; an embedding of deviation 0.05, so that

@@ -44,7 +44,8 @@ TEST(Fuzz, Gguf) {
     if (model.ok()) (void)text::LoadTextModel(model->text).ok();
   }
   for (const char* family : {"llama", "gemma3_caps"}) {
-    const std::string file = ReadFile(std::string(TEMPER_SOURCE_DIR) + "/tests/golden/engine/families_gguf/" + family + ".gguf").value();
+    const std::string file =
+        ReadFile(std::string(TEMPER_SOURCE_DIR) + "/tests/golden/engine/families_gguf/" + family + ".gguf").value();
     for (int i = 0; i < 250; ++i) {
       ASSERT_TRUE(WriteFile(dir / "x.gguf", Mutate(file, i % 2 ? 1500 : 5000, rng)).ok());
       (void)LoadModel(dir / "x.gguf").ok();
