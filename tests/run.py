@@ -82,7 +82,8 @@ def record_pass(name, seconds, output):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
+    # Absolute: each test writes its results from a folder of its own, and results that are not found would be skips that are not counted.
+    parser.add_argument("--build", type=lambda p: pathlib.Path(p).resolve(), default=ROOT / "build" / "release")
     parser.add_argument("--long", nargs="*", metavar="NAME")
     parser.add_argument("--list", action="store_true", help="only print the names")
     args = parser.parse_args()
