@@ -563,87 +563,55 @@ float DotDelta(const void* d_o, const float* o, int n) {
 
 inline F Sigmoid(F x) { return Div(Set(1), Add(Set(1), Exp(Sub(Zero(), x)))); }
 
-template <class E>
-void SiluMul(const float* gate, const float* up, int n, int depth, void* out) {
-  using T = typename E::T;
-  T* to = static_cast<T*>(out);
-  for (int i = 0; i < n; i += 16) {
-    const int count = MinInt(16, n - i);
-    const F g = LoadN(gate + i, count);
-    const F y = Mul(Mul(g, Sigmoid(g)), LoadN(up + i, count));
-    if (count == 16) {
-      E::StoreE(to + i, y);
-    } else {
-      StoreSome<E>(to + i, y, count);
-    }
-  }
-  ZeroTail<E>(to, n, depth);
-}
-
-template <class E>
-void SiluMulBackward(const float* gate, const float* up, const float* dact, int n, void* dgate, void* dup) {
-  using T = typename E::T;
-  for (int i = 0; i < n; i += 16) {
-    const int count = MinInt(16, n - i);
-    const F g = LoadN(gate + i, count), d = LoadN(dact + i, count);
-    const F s = Sigmoid(g);
-    // d silu = s (1 + g (1 - s))
-    const F slope = Mul(s, Fma(g, Sub(Set(1), s), Set(1)));
-    const F dg = Mul(Mul(d, LoadN(up + i, count)), slope), du = Mul(d, Mul(g, s));
-    if (count == 16) {
-      E::StoreE(static_cast<T*>(dgate) + i, dg);
-      E::StoreE(static_cast<T*>(dup) + i, du);
-    } else {
-      StoreSome<E>(static_cast<T*>(dgate) + i, dg, count);
-      StoreSome<E>(static_cast<T*>(dup) + i, du, count);
-    }
-  }
-}
-
-// x · sigmoid(2u), u = √(2/π) (x + 0.044715 x³): 1 + tanh(u) without its cancellation.
-struct Gelu {
-  F sigmoid, slope;
+// What an activation multiplies its input by, and its derivative.
+struct Activated {
+  F factor, slope;
 };
-inline Gelu GeluAt(F x) {
-  constexpr float kTwice = 1.5957691216057308f, kCube = 0.044715f;
-  const F square = Mul(x, x);
-  const F s = Sigmoid(Mul(Mul(x, Set(kTwice)), Fma(square, Set(kCube), Set(1))));
-  const F inner = Mul(Set(kTwice), Fma(square, Set(3 * kCube), Set(1)));
-  return {s, Fma(Mul(Mul(x, s), Sub(Set(1), s)), inner, s)};
-}
+struct Silu {  // x · sigmoid(x)
+  static Activated At(F x) {
+    const F s = Sigmoid(x);
+    return {s, Mul(s, Fma(x, Sub(Set(1), s), Set(1)))};
+  }
+};
+struct Gelu {  // x · sigmoid(2u), u = √(2/π) (x + 0.044715 x³): 1 + tanh(u) without its cancellation
+  static Activated At(F x) {
+    constexpr float kTwice = 1.5957691216057308f, kCube = 0.044715f;
+    const F square = Mul(x, x);
+    const F s = Sigmoid(Mul(Mul(x, Set(kTwice)), Fma(square, Set(kCube), Set(1))));
+    const F inner = Mul(Set(kTwice), Fma(square, Set(3 * kCube), Set(1)));
+    return {s, Fma(Mul(Mul(x, s), Sub(Set(1), s)), inner, s)};
+  }
+};
 
 template <class E>
-void GeluMul(const float* gate, const float* up, int n, int depth, void* out) {
-  using T = typename E::T;
-  T* to = static_cast<T*>(out);
+void StoreUpTo16(typename E::T* to, F y, int count) {
+  if (count == 16) {
+    E::StoreE(to, y);
+  } else {
+    StoreSome<E>(to, y, count);
+  }
+}
+
+template <class E, class Activation>
+void GateMul(const float* gate, const float* up, int n, int depth, void* out) {
+  auto* to = static_cast<typename E::T*>(out);
   for (int i = 0; i < n; i += 16) {
     const int count = MinInt(16, n - i);
     const F g = LoadN(gate + i, count);
-    const F y = Mul(Mul(g, GeluAt(g).sigmoid), LoadN(up + i, count));
-    if (count == 16) {
-      E::StoreE(to + i, y);
-    } else {
-      StoreSome<E>(to + i, y, count);
-    }
+    StoreUpTo16<E>(to + i, Mul(Mul(g, Activation::At(g).factor), LoadN(up + i, count)), count);
   }
   ZeroTail<E>(to, n, depth);
 }
 
-template <class E>
-void GeluMulBackward(const float* gate, const float* up, const float* dact, int n, void* dgate, void* dup) {
+template <class E, class Activation>
+void GateMulBackward(const float* gate, const float* up, const float* dact, int n, void* dgate, void* dup) {
   using T = typename E::T;
   for (int i = 0; i < n; i += 16) {
     const int count = MinInt(16, n - i);
     const F g = LoadN(gate + i, count), d = LoadN(dact + i, count);
-    const Gelu gelu = GeluAt(g);
-    const F dg = Mul(Mul(d, LoadN(up + i, count)), gelu.slope), du = Mul(d, Mul(g, gelu.sigmoid));
-    if (count == 16) {
-      E::StoreE(static_cast<T*>(dgate) + i, dg);
-      E::StoreE(static_cast<T*>(dup) + i, du);
-    } else {
-      StoreSome<E>(static_cast<T*>(dgate) + i, dg, count);
-      StoreSome<E>(static_cast<T*>(dup) + i, du, count);
-    }
+    const Activated a = Activation::At(g);
+    StoreUpTo16<E>(static_cast<T*>(dgate) + i, Mul(Mul(d, LoadN(up + i, count)), a.slope), count);
+    StoreUpTo16<E>(static_cast<T*>(dup) + i, Mul(d, Mul(g, a.factor)), count);
   }
 }
 
@@ -1111,10 +1079,10 @@ constexpr Ops MakeOps(const char* name) {
           Round<E>,
           AddTo,
           DotDelta<E>,
-          SiluMul<E>,
-          SiluMulBackward<E>,
-          GeluMul<E>,
-          GeluMulBackward<E>,
+          GateMul<E, Silu>,
+          GateMulBackward<E, Silu>,
+          GateMul<E, Gelu>,
+          GateMulBackward<E, Gelu>,
           SoftCap,
           SoftCapBackward,
           ColumnSums<E>,
