@@ -12,9 +12,6 @@ namespace {
 
 constexpr double kEqual = 1e-9;  // rewards closer than this are the same reward
 
-// Clamped log-ratio: what every exp takes.
-double Clamp20(double x) { return std::clamp(x, -20.0, 20.0); }
-
 double Mean(const std::vector<double>& v) {
   double sum = 0;
   for (double x : v) sum += x;

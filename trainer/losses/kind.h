@@ -5,6 +5,7 @@
 // term are not the loss's business (trainer/loss.h).
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -83,8 +84,9 @@ struct LossKind {
   std::function<std::string(const LossParameters&)> check = {};
 };
 
-// exp of a clamped log-ratio, and whether it still moves with it.
-inline double ClampedExp(double x) { return std::exp(x < -20 ? -20 : x > 20 ? 20 : x); }
+// A clamped log-ratio (what every exp takes), exp of one, and whether it still moves with it.
+inline double Clamp20(double x) { return std::clamp(x, -20.0, 20.0); }
+inline double ClampedExp(double x) { return std::exp(Clamp20(x)); }
 inline bool InsideClamp(double x) { return x >= -20 && x <= 20; }
 
 // A loss whose tokens do not know of each other: `token(parameters, LossToken)` gives value and d(value)/d(logp_new).
