@@ -19,6 +19,8 @@ class Component {
       : node_(node), type_(node.StringOr("type", "?")), where_(std::string(kind) + (type_ == "?" ? "" : "(" + type_ + ")")) {}
 
   const std::string& type() const { return type_; }
+  const std::string& where() const { return where_; }  // for messages: "normalizer(Replace)"
+  const Value* Find(std::string_view key) const { return node_.Find(key); }
   Status Bad(const std::string& what) const { return InvalidArgument("tokenizer.json: " + where_ + what); }
   Status Unsupported() const { return Bad(" is not supported"); }
 

@@ -13,27 +13,6 @@ constexpr int kMaxDepth = 8;
 constexpr size_t kMaxSteps = 32;
 constexpr size_t kMaxGrowth = 4096;  // how many times longer a text may become
 
-std::string ReplaceAll(std::string_view text, std::string_view pattern, std::string_view content) {
-  std::string out;
-  size_t at = 0;
-  for (size_t hit; (hit = text.find(pattern, at)) != std::string_view::npos; at = hit + pattern.size()) {
-    out.append(text.substr(at, hit - at)).append(content);
-  }
-  return out.append(text.substr(at));
-}
-
-std::string ReplaceMatches(std::string_view text, const Regex& regex, std::string_view content) {
-  const std::vector<uint32_t> points = ToCodePoints(text);
-  std::string out;
-  size_t at = 0;
-  for (const auto& [a, b] : regex.FindAll(points)) {
-    out += FromCodePoints(points.data() + at, points.data() + a);
-    out += content;
-    at = b;
-  }
-  return out + FromCodePoints(points.data() + at, points.data() + points.size());
-}
-
 std::string StripSpace(std::string_view text, bool left, bool right) {
   while (left && !text.empty() && Contains(SpaceSet(), ReadUtf8(text, 0).cp)) text.remove_prefix(ReadUtf8(text, 0).length);
   while (right && !text.empty()) {
@@ -83,23 +62,10 @@ Status Normalizer::Load(const Value& node, int depth) {
     return Status::Ok();
   }
   if (type == "Replace") {
-    RETURN_IF_ERROR(fields.Expect({"type", "pattern", "content"}));
-    Step step{.kind = Kind::kReplaceText};
-    ASSIGN_OR_RETURN(step.content, fields.String("content"));
-    const Value* pattern = node.Find("pattern");
-    const Value* text = pattern ? pattern->Find("String") : nullptr;
-    const Value* regex = pattern ? pattern->Find("Regex") : nullptr;
-    if (text && text->is_string() && !text->as_string().empty()) {
-      step.pattern = text->as_string();
-    } else if (regex && regex->is_string()) {
-      auto parsed = Regex::Parse(regex->as_string());
-      if (!parsed.ok()) return parsed.status().WithContext("tokenizer.json: normalizer(Replace).pattern");
-      step.kind = Kind::kReplaceRegex;
-      step.regex = std::move(parsed).value();
-    } else {
-      return fields.Bad(".pattern must hold a Regex or a String that is not empty");
-    }
-    growth_ *= 1 + step.content.size() / std::max<size_t>(step.pattern.size(), 1);
+    Step step{.kind = Kind::kReplace};
+    ASSIGN_OR_RETURN(step.replacement, Replacement::Load(fields));
+    const Replacement& r = *step.replacement;
+    growth_ *= 1 + r.content().size() / std::max<size_t>(r.pattern().size(), 1);
     if (growth_ > kMaxGrowth) return fields.Bad(": a text could become " + std::to_string(growth_) + " times longer");
     steps_.push_back(std::move(step));
     return Status::Ok();
@@ -116,8 +82,7 @@ std::string Normalizer::Run(const Step& step, std::string text) {
     case Kind::kLowercase: return TokenizerLower(text);
     case Kind::kStrip: return StripSpace(text, step.left, step.right);
     case Kind::kPrepend: return text.empty() ? text : step.content + text;
-    case Kind::kReplaceText: return ReplaceAll(text, step.pattern, step.content);
-    case Kind::kReplaceRegex: return ReplaceMatches(text, *step.regex, step.content);
+    case Kind::kReplace: return step.replacement->Apply(text);
   }
   return text;
 }
@@ -131,7 +96,8 @@ std::string Normalizer::Apply(std::string_view text) const {
 size_t Normalizer::shrink() const {
   size_t out = 1;
   for (const Step& step : steps_) {
-    if (step.kind == Kind::kPrepend || (step.kind == Kind::kReplaceText && step.content.size() >= step.pattern.size())) continue;
+    const auto& r = step.replacement;
+    if (step.kind == Kind::kPrepend || (r && !r->pattern().empty() && r->content().size() >= r->pattern().size())) continue;
     // Canonical composition makes a text shorter, to a third at most (a Hangul syllable of three letters).
     if ((step.kind != Kind::kNfc && step.kind != Kind::kNfd) || out != 1) return 0;
     out = 3;
@@ -141,8 +107,8 @@ size_t Normalizer::shrink() const {
 
 bool Normalizer::keeps_start() const {
   for (const Step& step : steps_) {
-    const bool drops = step.kind == Kind::kReplaceText && step.content.empty();
-    if (step.kind == Kind::kStrip || step.kind == Kind::kReplaceRegex || drops) return false;
+    const auto& r = step.replacement;
+    if (step.kind == Kind::kStrip || (r && (r->pattern().empty() || r->content().empty()))) return false;
   }
   return true;
 }

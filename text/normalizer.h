@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "common/status.h"
-#include "text/regex.h"
+#include "text/replacement.h"
 #include "text/value.h"
 
 namespace temper::text {
@@ -27,12 +27,12 @@ class Normalizer {
   bool keeps_start() const;
 
  private:
-  enum class Kind { kNfc, kNfd, kNfkc, kNfkd, kLowercase, kStrip, kPrepend, kReplaceText, kReplaceRegex };
+  enum class Kind { kNfc, kNfd, kNfkc, kNfkd, kLowercase, kStrip, kPrepend, kReplace };
   struct Step {
     Kind kind;
-    bool left = false, right = false;   // kStrip
-    std::string pattern{}, content{};   // kReplaceText; content of kPrepend, kReplaceText, kReplaceRegex
-    std::optional<Regex> regex{};       // kReplaceRegex
+    bool left = false, right = false;          // kStrip
+    std::string content{};                     // kPrepend
+    std::optional<Replacement> replacement{};  // kReplace
   };
   Status Load(const Value& node, int depth);
   static std::string Run(const Step& step, std::string text);

@@ -97,24 +97,11 @@ Status TokenDecoder::Load(const Value& node, bool* fused, int depth) {
     ASSIGN_OR_RETURN(step.character, fields.Character("replacement"));
     step.keep_first = node.StringOr("prepend_scheme", "always") == "never";
   } else if (type == "Replace") {
-    RETURN_IF_ERROR(fields.Expect({"type", "pattern", "content"}));
     step.kind = Kind::kReplace;
-    ASSIGN_OR_RETURN(step.content, fields.String("content"));
+    ASSIGN_OR_RETURN(step.replacement, Replacement::Load(fields));
     const auto replacements = std::count_if(steps_.begin(), steps_.end(), [](const Step& s) { return s.kind == Kind::kReplace; });
-    if (step.content.size() > kMaxContent || static_cast<size_t>(replacements) >= kMaxReplacements) {
+    if (step.replacement->content().size() > kMaxContent || static_cast<size_t>(replacements) >= kMaxReplacements) {
       return fields.Bad(": more than 4 of them, or a content above 64 bytes");
-    }
-    const Value* pattern = node.Find("pattern");
-    const Value* text = pattern ? pattern->Find("String") : nullptr;
-    const Value* regex = pattern ? pattern->Find("Regex") : nullptr;
-    if (text && text->is_string() && !text->as_string().empty()) {
-      step.pattern = text->as_string();
-    } else if (regex && regex->is_string()) {
-      auto parsed = Regex::Parse(regex->as_string());
-      if (!parsed.ok()) return parsed.status().WithContext("tokenizer.json: decoder(Replace).pattern");
-      step.regex.push_back(std::move(parsed).value());
-    } else {
-      return fields.Bad(".pattern must hold a Regex or a String that is not empty");
     }
   } else {
     return fields.Unsupported();
@@ -128,23 +115,6 @@ TokenDecoder::Run TokenDecoder::Begin() const {
   run.held.resize(steps_.size());
   for (const Step& step : steps_) run.seen.push_back(step.kind == Kind::kStrip ? step.count : 0);
   return run;
-}
-
-std::string TokenDecoder::Replace(const Step& step, std::string_view token) {
-  std::string out;
-  size_t at = 0;
-  if (step.regex.empty()) {
-    for (size_t hit; (hit = token.find(step.pattern, at)) != std::string_view::npos; at = hit + step.pattern.size()) {
-      out.append(token.substr(at, hit - at)).append(step.content);
-    }
-    return out.append(token.substr(at));
-  }
-  const std::vector<uint32_t> points = ToCodePoints(token);
-  for (const auto& [a, b] : step.regex[0].FindAll(points)) {
-    out += FromCodePoints(points.data() + at, points.data() + a) + step.content;
-    at = b;
-  }
-  return out + FromCodePoints(points.data() + at, points.data() + points.size());
 }
 
 void TokenDecoder::Feed(std::string_view token, Run* run, std::string* out) const {
@@ -161,7 +131,7 @@ void TokenDecoder::Feed(size_t at, std::string_view token, Run* run, std::string
   const Step& step = steps_[at];
   std::string& held = run->held[at];
   switch (step.kind) {
-    case Kind::kReplace: return Feed(at + 1, Replace(step, token), run, out);
+    case Kind::kReplace: return Feed(at + 1, step.replacement->Apply(token), run, out);
     case Kind::kStrip: {
       size_t each = step.count;
       return Feed(at + 1, StripStart(token, step.character, step.fused ? &run->seen[at] : &each), run, out);
@@ -219,7 +189,7 @@ std::string TokenDecoder::Bytes(std::string_view token) const {
   std::string text(token);
   for (const Step& step : steps_) {
     switch (step.kind) {
-      case Kind::kReplace: text = Replace(step, text); break;
+      case Kind::kReplace: text = step.replacement->Apply(text); break;
       case Kind::kStrip: {
         size_t each = step.fused ? 0 : step.count;  // fused, it strips the beginning of the whole text
         text = std::string(StripStart(text, step.character, &each));

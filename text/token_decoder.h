@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "common/status.h"
-#include "text/regex.h"
+#include "text/replacement.h"
 #include "text/value.h"
 
 namespace temper::text {
@@ -38,18 +38,16 @@ class TokenDecoder {
   enum class Kind { kByteLevel, kByteFallback, kReplace, kStrip, kMetaspace };
   struct Step {
     Kind kind;
-    std::string pattern, content;  // kReplace with a text for a pattern
-    std::vector<Regex> regex;      // kReplace with a regular expression: one
-    uint32_t character = 0;        // kStrip, kMetaspace
-    size_t count = 0;              // kStrip: how many at the start
-    bool keep_first = false;       // kMetaspace: the first token keeps its space
-    bool fused = false;            // what arrives are parts of one token: the whole text
+    std::optional<Replacement> replacement = {};  // kReplace
+    uint32_t character = 0;                       // kStrip, kMetaspace
+    size_t count = 0;                             // kStrip: how many at the start
+    bool keep_first = false;                      // kMetaspace: the first token keeps its space
+    bool fused = false;                           // what arrives are parts of one token: the whole text
   };
 
   Status Load(const Value& node, bool* fused, int depth);
   void Feed(size_t step, std::string_view token, Run* run, std::string* out) const;
   void EndStep(size_t step, Run* run, std::string* out) const;
-  static std::string Replace(const Step& step, std::string_view token);
 
   std::vector<Step> steps_;
   bool spaces_between_ = false;
