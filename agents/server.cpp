@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "agents/failure_row.h"
 #include "agents/service.h"
 #include "common/clock.h"
 #include "common/faults.h"
@@ -158,7 +159,8 @@ Result<EvaluationReport> ReportFromJson(const std::string& line) {
 
 struct Server::Impl {
   Impl(const ServerOptions& o, const ServerParts& p)
-      : options(o), parts(p), runner(o.attempt, *p.scaffold, *p.gateway, *p.sandbox, *p.verifier) {}
+      : options(o), parts(p), runner(o.attempt, *p.scaffold, *p.gateway, *p.sandbox, *p.verifier),
+        failures(3 * int64_t{o.group_size}) {}
 
   const ServerOptions options;
   const ServerParts parts;
@@ -173,8 +175,7 @@ struct Server::Impl {
   int training_open = 0;  // queued or running
   bool stopping = false;
   bool closed = false;
-  std::string streak_cause;
-  int streak = 0;
+  FailureRow failures;
   bool fatal_told = false;
   std::vector<std::thread> players;
   std::thread asker;
@@ -191,6 +192,7 @@ struct Server::Impl {
   void PlayLoop() {
     for (;;) {
       Play play;
+      int64_t place = 0;
       {
         std::unique_lock lock(mutex);
         work.wait(lock, [&] { return stopping || !evaluation_queue.empty() || !training_queue.empty(); });
@@ -199,12 +201,13 @@ struct Server::Impl {
         play = std::move(queue.front());
         queue.pop_front();
         running[play.spec.session] = play.stopped;
+        place = failures.Begin();
         metrics["attempts_running"].Set(static_cast<double>(running.size()));
       }
       const double start_s = clock.NowS();
       AttemptResult result = *play.stopped ? AttemptResult{"aborted", "stopped", {}, "", nullptr} : runner.Run(play.spec, *play.stopped);
       if (result.trajectory) result.trajectory->set_wall_s(clock.NowS() - start_s);
-      Count(play.spec, result);
+      Count(play.spec, place, result);
       play.done(play.spec, std::move(result));
       std::lock_guard lock(mutex);
       running.erase(play.spec.session);
@@ -214,7 +217,7 @@ struct Server::Impl {
     }
   }
 
-  void Count(const AttemptSpec& spec, const AttemptResult& result) {
+  void Count(const AttemptSpec& spec, int64_t place, const AttemptResult& result) {
     const std::string prefix = spec.training ? "" : "eval_";
     metrics[prefix + "attempts"].Add();
     metrics[prefix + "outcome." + result.outcome].Add();
@@ -226,13 +229,18 @@ struct Server::Impl {
     std::string last_words;
     {
       std::lock_guard lock(mutex);
-      if (result.outcome == "aborted") return;
-      if (result.outcome != "infra_failure" || result.reason != streak_cause) streak = 0;
-      streak_cause = result.outcome == "infra_failure" ? result.reason : "";
-      if (result.outcome == "infra_failure" && ++streak >= 3 * options.group_size && !fatal_told) {
+      if (result.outcome == "infra_failure") {
+        failures.Fail(place, result.reason, result.detail);
+      } else if (result.outcome == "aborted") {
+        failures.Abort(place);
+      } else {
+        failures.End(place);
+      }
+      if (failures.too_long() && !fatal_told) {
         fatal_told = true;
-        last_words = std::to_string(streak) + " infrastructure failures in a row, cause '" + result.reason +
-                     "'; last words: " + result.detail;
+        const FailureRow::TooLong& row = *failures.too_long();
+        last_words =
+            std::to_string(row.failures) + " infrastructure failures in a row, cause '" + row.cause + "'; last words: " + row.detail;
       }
     }
     if (!last_words.empty()) {

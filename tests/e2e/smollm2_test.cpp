@@ -16,7 +16,8 @@ TEST(SmolLM2, ThreeStepsOfTheWholeLoop) {
   ASSERT_EQ(chdir(TEMPER_SOURCE_DIR), 0);
   ASSERT_TRUE(Exists("models/smollm2-135m-instruct")) << "temper model fetch smollm2-135m-instruct brings it (temper test --long does that)";
   JobProcess job("smollm2");
-  job.Start({"--set", "trainer.steps=3", "--set", "trainer.sft.tokens=3000", "--set", "tasks.eval.count=16"}, {}, "smollm2-135m.yaml");
+  job.Start({"--set", "trainer.steps=3", "--set", "trainer.sft.tokens=3000", "--set", "tasks.eval.count=16", "--set",
+             "optimizer.warmup_steps=0"}, {}, "smollm2-135m.yaml");
   ASSERT_EQ(job.Wait(3000), 0) << job.Output();
   const json::value summary = job.Summary();
   const JsonRef s(summary);
