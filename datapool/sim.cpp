@@ -29,6 +29,7 @@ class WorldRun {
            const std::function<void(const TimedEvent&)>& event, const std::function<void(const Decision&)>& decision)
       : config_(config), world_(world), recorded_(recorded), on_event_(event), on_decision_(decision), window_(config), rng_(config.seed) {
     report_.policy = Name(config.window.policy);
+    report_.S = config.S;
     report_.plan = window_.plan();
     heads_.resize(report_.plan.quota.size());
   }
@@ -337,9 +338,106 @@ Result<std::vector<RecordedRollout>> ReadRecorded(std::string_view ledger) {
   return out;
 }
 
+namespace {
+
+// Seconds from a lease to the first line of its update, one a step; a step that was rolled back counts each time.
+Result<std::vector<double>> TrainerTimes(std::string_view ledger) {
+  std::map<int64_t, double> leased;
+  std::vector<double> times;
+  int64_t number = 0;
+  for (const std::string& text : Split(ledger, '\n')) {
+    ++number;
+    if (Trim(text).empty()) continue;
+    Result<LedgerRecord> record = ParseLedger(text);
+    if (!record.ok()) return record.status().WithContext(fmt::format("line {}", number));
+    const LedgerLine& l = record->line;
+    if (l.kind == LedgerLine::Kind::kLease && l.step) leased[*l.step] = l.t;
+    if (l.kind != LedgerLine::Kind::kConsume || !l.step) continue;
+    auto it = leased.find(*l.step);
+    if (it == leased.end()) continue;
+    times.push_back(std::max(0.0, l.t - it->second));
+    leased.erase(it);
+  }
+  return times;
+}
+
+double Throughput(const WorldReport& r) { return r.time > 0 ? static_cast<double>(r.updates) / r.time : 0; }
+
+}  // namespace
+
+Result<Advice> Advise(const PoolConfig& config, std::string_view ledger, int64_t updates) {
+  ASSIGN_OR_RETURN(const std::vector<RecordedRollout> recorded, ReadRecorded(ledger));
+  ASSIGN_OR_RETURN(std::vector<double> trained, TrainerTimes(ledger));
+  if (recorded.empty()) return InvalidArgument("the ledger has no finished rollout");
+  if (trained.empty()) return InvalidArgument("the ledger has no trained step");
+  Advice advice;
+  advice.steps = static_cast<int64_t>(trained.size());
+  std::nth_element(trained.begin(), trained.begin() + static_cast<std::ptrdiff_t>(trained.size() / 2), trained.end());
+  advice.world.latency.dist = "ledger";
+  advice.world.trainer_s = trained[trained.size() / 2];
+  advice.world.updates = updates;
+
+  const PoolPlan own = Plan(config);
+  std::set<int64_t> staleness = {0, 1, 2, 3, config.S};
+  bool own_found = false;
+  for (int64_t S : staleness) {
+    std::vector<WindowConfig> windows(4);
+    windows[0].policy = Policy::kStrict;
+    windows[1].fraction = 0.3;
+    windows[2].fraction = 0.5;
+    windows[3].policy = Policy::kGreedy;
+    for (const WindowConfig& window : windows) {
+      PoolConfig pool = config;
+      pool.S = S;
+      pool.window = window;
+      pool.B.reset();
+      pool.tasks.reset();  // of the run, not of the world
+      for (SourceConfig& source : pool.sources) {
+        source.window.reset();
+        source.tasks.reset();
+      }
+      if (!Validate(pool).ok()) continue;
+      ASSIGN_OR_RETURN(WorldReport report, RunWorld(pool, advice.world, recorded, nullptr, nullptr));
+      if (S == config.S && !own_found) {
+        advice.own = advice.reports.size();
+        own_found = !own.window[0] || *report.plan.window[0] >= *own.window[0];
+      }
+      advice.reports.push_back(std::move(report));
+    }
+  }
+  double fastest = 0;
+  for (const WorldReport& r : advice.reports) fastest = std::max(fastest, Throughput(r));
+  auto less = [](const WorldReport& a, const WorldReport& b) {
+    return std::tuple(*a.plan.bound, a.S, *a.plan.window[0]) < std::tuple(*b.plan.bound, b.S, *b.plan.window[0]);
+  };
+  bool found = false;
+  for (size_t i = 0; i < advice.reports.size(); ++i) {
+    if (Throughput(advice.reports[i]) < (1 - kAdviceSlack) * fastest) continue;
+    if (!found || less(advice.reports[i], advice.reports[advice.best])) advice.best = i;
+    found = true;
+  }
+  return advice;
+}
+
+std::string PrintAdvice(const Advice& advice) {
+  const WorldReport& best = advice.reports[advice.best];
+  const WorldReport& own = advice.reports[advice.own];
+  JsonWriter w;
+  w.BeginObject().Key("recommend").BeginObject().Key("S").Int(best.S).Key("policy").String(best.policy).Key("W").BeginArray();
+  for (const std::optional<int64_t>& size : best.plan.window) w.Int(*size);
+  w.EndArray().Key("bound").Int(*best.plan.bound).EndObject();
+  w.Key("updates_per_s").Double(Throughput(best)).Key("trainer_idle").Double(best.trainer_idle).Key("staleness_mean").Double(best.staleness_mean);
+  w.Key("now").BeginObject().Key("S").Int(own.S).Key("W").BeginArray();
+  for (const std::optional<int64_t>& size : own.plan.window) w.Int(*size);
+  w.EndArray().Key("bound").Int(*own.plan.bound).Key("updates_per_s").Double(Throughput(own)).EndObject();
+  w.Key("measured").BeginObject().Key("trainer_s").Double(advice.world.trainer_s).Key("steps").Int(advice.steps).EndObject();
+  w.EndObject();
+  return w.Take();
+}
+
 std::string PrintReport(const WorldReport& r) {
   JsonWriter w;
-  w.BeginObject().Key("policy").String(r.policy).Key("updates").Int(r.updates).Key("time").Double(r.time);
+  w.BeginObject().Key("policy").String(r.policy).Key("S").Int(r.S).Key("updates").Int(r.updates).Key("time").Double(r.time);
   w.Key("trainer_idle").Double(r.trainer_idle).Key("staleness_mean").Double(r.staleness_mean).Key("staleness_max").Int(r.staleness_max);
   w.Key("bound");
   r.plan.bound ? w.Int(*r.plan.bound) : w.Null();
@@ -352,14 +450,14 @@ std::string PrintReport(const WorldReport& r) {
 }
 
 std::string PrintTable(const std::vector<WorldReport>& reports) {
-  std::string out = fmt::format("{:<10} {:>6} {:>8} {:>10} {:>6} {:>10} {:>5} {:>6} {:>7} {:>10} {:>9} {:>10}\n", "policy", "W", "updates", "time", "idle",
+  std::string out = fmt::format("{:<10} {:>3} {:>6} {:>8} {:>10} {:>6} {:>10} {:>5} {:>6} {:>7} {:>10} {:>9} {:>10}\n", "policy", "S", "W", "updates", "time", "idle",
                                 "stale mean", "max", "bound", "bypass", "head wait", "len bias", "tombstones");
   for (const WorldReport& r : reports) {
     int64_t dead = 0;
     for (const auto& [reason, n] : r.tombstoned) dead += n;
     std::vector<std::string> sizes;
     for (const std::optional<int64_t>& size : r.plan.window) sizes.push_back(size ? fmt::format("{}", *size) : "-");
-    out += fmt::format("{:<10} {:>6} {:>8} {:>10.6g} {:>6.3f} {:>10.3f} {:>5} {:>6} {:>7} {:>10.4g} {:>9.3f} {:>10}\n", r.policy, Join(sizes, "+"), r.updates,
+    out += fmt::format("{:<10} {:>3} {:>6} {:>8} {:>10.6g} {:>6.3f} {:>10.3f} {:>5} {:>6} {:>7} {:>10.4g} {:>9.3f} {:>10}\n", r.policy, r.S, Join(sizes, "+"), r.updates,
                        r.time, r.trainer_idle, r.staleness_mean, r.staleness_max, r.plan.bound ? fmt::format("{}", *r.plan.bound) : "none",
                        r.bypass_max, r.head_wait_max, r.length_bias, dead);
   }

@@ -22,6 +22,7 @@ int64_t RunScript(const PoolConfig& config, const std::vector<std::string_view>&
 // One run of a generated world (docs/pool_sim.md 6).
 struct WorldReport {
   std::string policy;
+  int64_t S = 0;
   PoolPlan plan;
   int64_t updates = 0;      // fewer than asked: nothing could move any more
   double time = 0;          // of the last update
@@ -50,6 +51,21 @@ Result<WorldReport> RunWorld(const PoolConfig& config, const World& world, const
 
 // The attempts of a ledger in order of issue, those that were aborted left out.
 Result<std::vector<RecordedRollout>> ReadRecorded(std::string_view ledger);
+
+// What a run's own ledger says of windows it did not have: its rollouts' times in order of issue, its trainer's time a step.
+struct Advice {
+  World world;                       // as measured
+  int64_t steps = 0;                 // leases whose update was seen
+  std::vector<WorldReport> reports;  // S of 0 to 3 and the run's own, each strict, 0.3, 0.5 and greedy
+  size_t own = 0;                    // the one that is nearest to what the run has: its S, its W or the next wider one tried
+  size_t best = 0;                   // the least bound among those within kAdviceSlack of the highest throughput
+};
+constexpr double kAdviceSlack = 0.05;
+
+// `updates`: of each world tried. kInvalidArgument: the ledger has no finished rollout or no trained step.
+Result<Advice> Advise(const PoolConfig& config, std::string_view ledger, int64_t updates);
+// {"recommend":{"S","window","W","bound"},"why":…}
+std::string PrintAdvice(const Advice& advice);
 
 std::string PrintReport(const WorldReport& report);
 // A table of all reports, for people.
