@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -307,6 +308,8 @@ int ServeCommand(int argc, char** argv) {
   }
   const std::vector<std::string> roles = {"pool", "sandbox", "rollout", "gateway", "trainer", "agents"};
   if (std::find(roles.begin(), roles.end(), role) == roles.end() || run.empty()) return Complain("serve", kServeUsage, 2);
+  // The kernel would call it `exe`, by the name it was started with: ps, top and pgrep shall find it.
+  prctl(PR_SET_NAME, ("temper-" + role).c_str(), 0, 0, 0);
   return ServeRole(role, run, static_cast<int>(index));
 }
 

@@ -44,6 +44,7 @@ TEST_P(KillRole, TheJobGoesOn) {
   ASSERT_TRUE(job.WaitSteps(2, 120));
   const pid_t pid = job.RolePid(GetParam());
   ASSERT_GT(pid, 0);
+  EXPECT_EQ(Trim(*ReadFile("/proc/" + std::to_string(pid) + "/comm")), std::string("temper-") + GetParam()) << "what ps and pgrep say";
   kill(pid, SIGKILL);
   ASSERT_EQ(job.Wait(180), 0);
   ExpectGoodEnd(job);
