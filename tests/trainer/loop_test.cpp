@@ -425,6 +425,51 @@ TEST_P(LoopTest, ChunksAndRowsGiveTheSameStep) {
   }
 }
 
+// A loss could look at more than its own chunk when memory splits a batch, or leave out groups of equal rewards that it moves all the same.
+// Off policy: the second step trains on what the first one's weights have drawn.
+TEST(Loop, EveryLossGivesTheSameStepWholeAndInChunks) {
+  const engine::Profile profile = engine::Profile::kF32;
+  for (const char* text :
+       {R"({"recipe":"grpo","loss":{"drift":0.5}})", R"({"recipe":"gspo","loss":{"clip_low":0.5,"clip_high":0.5}})", R"({"recipe":"gmpo"})",
+        R"({"recipe":"sapo"})", R"({"recipe":"m2po","loss":{"m2_max":1e-4}})",
+        R"({"recipe":"reinforce","off_policy":{"mode":"decoupled","weight":"token","normalize":true}})",
+        R"({"recipe":"dr_grpo","aggregation":{"length_norm":16},"off_policy":{"mode":"decoupled","weight":"sequence"}})"}) {
+    std::vector<engine::Parameters> ends;
+    engine::Parameters start;
+    Store drawn;
+    for (const int64_t memory : {int64_t{256} << 20, int64_t{1}}) {
+      World world(profile);
+      world.pool.silent_every = 3;
+      TrainerOptions options = Options(Scratch("every_loss"), profile);
+      options.algorithm = ParseAlgorithm(ParseJson(text).value()).value();
+      options.memory_bytes = memory;
+      options.checkpoint_every = 1;
+      options.optimizer.eps = 1;  // with AdamW's first step only signs would show
+      options.optimizer.clip_norm = 0;
+      options.optimizer.lr = 10;
+      options.prove_tree = false;
+      world.store = drawn;
+      world.pool.stop_at = 1;
+      ASSERT_EQ(world.Run(options).code(), StatusCode::kCancelled);
+      drawn = world.store;
+      world.store[1] = world.store[0];
+      world.pool.stop_at = -1;
+      options.steps = 2;
+      const Status status = world.Run(options);
+      ASSERT_TRUE(status.ok()) << text << ": " << status.ToString();
+      start = engine::InitParameters(Tiny(), 3);
+      ends.push_back(LoadNewestCheckpoint(options.run_dir)->params);
+    }
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < start.flat().size(); ++i) {
+      difference += std::pow(static_cast<double>(ends[1].flat()[i]) - ends[0].flat()[i], 2);
+      norm += std::pow(static_cast<double>(ends[0].flat()[i]) - start.flat()[i], 2);
+    }
+    EXPECT_GT(norm, 0) << text;
+    EXPECT_LT(std::sqrt(difference / norm), 1e-3) << text;
+  }
+}
+
 // Evaluations could run while rollouts are admitted, at another version than they claim, or twice under two numbers.
 TEST(Loop, EvaluationsHoldTheirVersion) {
   World world(kBf16);
