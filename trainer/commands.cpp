@@ -322,6 +322,7 @@ Result<std::string> TrainLoss(const std::string& input) {
   w.Key("tokens").Int(m.tokens).Key("sequences").Int(m.sequences).Key("entropy").Double(Plain(m.entropy));
   WriteDistribution(w, "reward", m.reward);
   WriteDistribution(w, "advantage", m.advantage);
+  WriteDistribution(w, "turn_tokens", m.turn_tokens);
   w.EndObject();
   w.Key("algorithm").Value(ParseJson(parsed.expanded).value()).EndObject();
   return w.Take();

@@ -100,13 +100,25 @@ struct StepReport {
   double wait_s = 0, forward_s = 0, backward_s = 0, optimizer_s = 0, publish_s = 0, checkpoint_s = 0, wall_s = 0;
 };
 
-std::string MetricsLine(const StepReport& r) {
+void WriteDistribution(JsonWriter& w, const std::string& name, const Distribution& d) {
+  w.Key(name + "_std").Double(d.deviation).Key(name + "_min").Double(d.min).Key(name + "_max").Double(d.max);
+}
+
+// `clip_norm` as AdamWOptions has it: 0 = none.
+std::string MetricsLine(const StepReport& r, double clip_norm) {
   JsonWriter w;
   w.BeginObject().Key("step").Int(r.step).Key("version").Int(r.step - 1).Key("reward_mean").Double(r.reward_mean);
   w.Key("groups").Int(r.groups).Key("rollouts").Int(r.rollouts).Key("outcomes").BeginObject();
   for (const auto& [name, count] : r.outcomes) w.Key(name).Int(count);
   w.EndObject();
-  w.Key("loss").Double(r.loss).Key("grad_norm").Double(r.optimizer.grad_norm).Key("lr").Double(r.optimizer.lr);
+  WriteDistribution(w, "reward", r.loss_metrics.reward);
+  w.Key("advantage_mean").Double(r.loss_metrics.advantage.mean);
+  WriteDistribution(w, "advantage", r.loss_metrics.advantage);
+  w.Key("turn_tokens_mean").Double(r.loss_metrics.turn_tokens.mean);
+  WriteDistribution(w, "turn_tokens", r.loss_metrics.turn_tokens);
+  const double clipped_norm = clip_norm > 0 ? std::min(r.optimizer.grad_norm, clip_norm) : r.optimizer.grad_norm;
+  w.Key("entropy").Double(r.loss_metrics.entropy).Key("rejected_tokens").Int(r.loss_metrics.rejected_tokens);
+  w.Key("loss").Double(r.loss).Key("grad_norm").Double(r.optimizer.grad_norm).Key("grad_norm_clipped").Double(clipped_norm).Key("lr").Double(r.optimizer.lr);
   w.Key("tokens_trained").Int(r.loss_metrics.tokens).Key("sequences").Int(r.loss_metrics.sequences);
   w.Key("tree_tokens").Int(r.tree_tokens).Key("logical_tokens").Int(r.logical_tokens);
   w.Key("on_policy_tokens").Int(r.on_policy.tokens);
@@ -429,7 +441,7 @@ class Loop {
     report.checkpoint_s = std::exchange(checkpoint_s_, 0);
     report.wall_s = Now() - start_s_;
     // Before the checkpoint: a line too many is cut on resume, one too few would be missing for good.
-    RETURN_IF_ERROR(AppendFile(MetricsPath(options_.run_dir), MetricsLine(report)));
+    RETURN_IF_ERROR(AppendFile(MetricsPath(options_.run_dir), MetricsLine(report, options_.optimizer.clip_norm)));
     Show(report);
     if (last || state_.step % options_.checkpoint_every == 0) {
       RETURN_IF_ERROR(Faults::Get().Hit("trainer.before_checkpoint"));

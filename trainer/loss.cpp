@@ -505,7 +505,7 @@ void MeasureMismatch(const Layout& layout, double n, LossMetrics& metrics) {
 // Steps 1 to 3 and the returns.
 Batch Prepare(const Algorithm& a, const std::vector<LossGroup>& groups, LossMetrics& metrics) {
   Batch batch(groups.size());
-  std::vector<double> all_rewards;
+  std::vector<double> all_rewards, turn_tokens;
   for (size_t g = 0; g < groups.size(); ++g) {
     std::vector<Work>& group = batch[g];
     group.resize(groups[g].rollouts.size());
@@ -520,6 +520,11 @@ Batch Prepare(const Algorithm& a, const std::vector<LossGroup>& groups, LossMetr
         if (w.in->mask[t]) w.tokens.push_back(static_cast<int32_t>(t));
       }
       if (!w.left) continue;
+      for (size_t k = 0; k < w.tokens.size(); ++k) {
+        const bool same = k > 0 && TurnOf(*w.in, w.tokens[k]) == TurnOf(*w.in, w.tokens[k - 1]);
+        if (same) turn_tokens.back() += 1;
+        else turn_tokens.push_back(1);
+      }
       double reward = w.in->reward;
       for (double turn_reward : w.in->turn_rewards) reward += a.reward.process_coef * turn_reward;
       rewards.push_back(reward);
@@ -537,6 +542,7 @@ Batch Prepare(const Algorithm& a, const std::vector<LossGroup>& groups, LossMetr
     }
   }
   metrics.reward = Describe(all_rewards);
+  metrics.turn_tokens = Describe(turn_tokens);
   return batch;
 }
 

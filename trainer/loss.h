@@ -57,6 +57,7 @@ struct LossMetrics {
   double entropy = 0;              // estimate from the sampled tokens: mean of -logp_new over trainable ones
   Distribution reward;             // of valid rollouts, before shaping: reward + process_coef * sum of turn_rewards
   Distribution advantage;          // of trainable tokens
+  Distribution turn_tokens;        // sampled tokens of each turn of valid rollouts that sampled any; one turn a rollout without `turn`
 };
 
 struct LossResult {
