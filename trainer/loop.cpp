@@ -100,7 +100,8 @@ struct StepReport {
   double wait_s = 0, forward_s = 0, backward_s = 0, optimizer_s = 0, publish_s = 0, checkpoint_s = 0, wall_s = 0;
 };
 
-void WriteDistribution(JsonWriter& w, const std::string& name, const Distribution& d) {
+// Without the mean, which stands elsewhere.
+void WriteSpread(JsonWriter& w, const std::string& name, const Distribution& d) {
   w.Key(name + "_std").Double(d.deviation).Key(name + "_min").Double(d.min).Key(name + "_max").Double(d.max);
 }
 
@@ -111,14 +112,15 @@ std::string MetricsLine(const StepReport& r, double clip_norm) {
   w.Key("groups").Int(r.groups).Key("rollouts").Int(r.rollouts).Key("outcomes").BeginObject();
   for (const auto& [name, count] : r.outcomes) w.Key(name).Int(count);
   w.EndObject();
-  WriteDistribution(w, "reward", r.loss_metrics.reward);
+  WriteSpread(w, "reward", r.loss_metrics.reward);
   w.Key("advantage_mean").Double(r.loss_metrics.advantage.mean);
-  WriteDistribution(w, "advantage", r.loss_metrics.advantage);
+  WriteSpread(w, "advantage", r.loss_metrics.advantage);
   w.Key("turn_tokens_mean").Double(r.loss_metrics.turn_tokens.mean);
-  WriteDistribution(w, "turn_tokens", r.loss_metrics.turn_tokens);
+  WriteSpread(w, "turn_tokens", r.loss_metrics.turn_tokens);
   const double clipped_norm = clip_norm > 0 ? std::min(r.optimizer.grad_norm, clip_norm) : r.optimizer.grad_norm;
   w.Key("entropy").Double(r.loss_metrics.entropy).Key("rejected_tokens").Int(r.loss_metrics.rejected_tokens);
-  w.Key("loss").Double(r.loss).Key("grad_norm").Double(r.optimizer.grad_norm).Key("grad_norm_clipped").Double(clipped_norm).Key("lr").Double(r.optimizer.lr);
+  w.Key("loss").Double(r.loss).Key("grad_norm").Double(r.optimizer.grad_norm).Key("grad_norm_clipped").Double(clipped_norm);
+  w.Key("lr").Double(r.optimizer.lr);
   w.Key("tokens_trained").Int(r.loss_metrics.tokens).Key("sequences").Int(r.loss_metrics.sequences);
   w.Key("tree_tokens").Int(r.tree_tokens).Key("logical_tokens").Int(r.logical_tokens);
   w.Key("on_policy_tokens").Int(r.on_policy.tokens);

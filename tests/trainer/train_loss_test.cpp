@@ -381,6 +381,31 @@ TEST(TrainLoss, Distillation) {
   EXPECT_TRUE(rows[1].Doubles().value().empty());
 }
 
+// metrics could describe members that were removed, rewards after shaping, or count turns across rollouts.
+TEST(TrainLoss, DistributionsAreOfTheBatch) {
+  const Answer answer(
+      R"({"algorithm":{"recipe":"rloo","advantage":{"credit":"turn"}},"groups":[{"rollouts":[
+          {"reward":1,"turn_rewards":[0.5,0],"mask":[1,1,0,1],"turn":[0,0,0,1],"logp_new":[-1,-2,null,-3],"logp_old":[-1,-2,null,-3]},
+          {"reward":0,"turn_rewards":[0,0],"mask":[1,1,1],"turn":[1,1,1],"logp_new":[-1,-1,-2],"logp_old":[-1,-1,-2]},
+          {"outcome":"infra_failure","reward":9,"mask":[1,1,1,1,1],"logp_new":[-1,-1,-1,-1,-1]},
+          {"reward":-1,"turn_rewards":[0],"mask":[0],"logp_new":[null],"logp_old":[null]}]}]})");
+  const JsonRef metrics = JsonRef(answer.value).Field("metrics").value();
+  auto expect = [&](const char* name, double mean, double deviation, double min, double max) {
+    const JsonRef d = metrics.Field(name).value();
+    EXPECT_NEAR(d.Field("mean")->Double().value(), mean, 1e-12) << name;
+    EXPECT_NEAR(d.Field("std")->Double().value(), deviation, 1e-12) << name;
+    EXPECT_NEAR(d.Field("min")->Double().value(), min, 1e-12) << name;
+    EXPECT_NEAR(d.Field("max")->Double().value(), max, 1e-12) << name;
+  };
+  // Rewards 1.5, 0, -1; the others' mean leaves 2, -0.25 for the first tokens of the first two; its second turn has 1 to go.
+  expect("reward", 0.5 / 3, std::sqrt((std::pow(1.5 - 0.5 / 3, 2) + std::pow(0.5 / 3, 2) + std::pow(1 + 0.5 / 3, 2)) / 2), -1, 1.5);
+  const double mean = (2 + 2 + 1.5 - 0.25 * 3) / 6;
+  expect("advantage", mean,
+         std::sqrt((2 * std::pow(2 - mean, 2) + std::pow(1.5 - mean, 2) + 3 * std::pow(-0.25 - mean, 2)) / 5), -0.25, 2);
+  expect("turn_tokens", 2, 1, 1, 3);
+  EXPECT_NEAR(metrics.Field("entropy")->Double().value(), 10.0 / 6, 1e-12);
+}
+
 // A critic's values could be shifted by one token, or context tokens cost a step.
 TEST(TrainLoss, GeneralisedAdvantages) {
   const Answer answer(R"({"algorithm":{"recipe":"ppo","advantage":{"gamma":0.9,"lambda":0.5,"whiten":false}},"groups":[{"rollouts":[)"
