@@ -39,7 +39,8 @@ Result<DemonstrationRow> ToRow(const Demonstration& demonstration, const text::T
     if (whole.compare(0, done.size(), done) != 0) {
       return FailedPrecondition("the chat template rewrites earlier messages; demonstrations cannot be made for it");
     }
-    const std::vector<int32_t> ids = model.tokenizer.Encode(whole.substr(done.size()));
+    const std::string more = whole.substr(done.size());
+    const auto ids = row.ids.empty() ? model.tokenizer.Encode(more) : model.tokenizer.EncodeAfter(row.ids.back(), more);
     row.ids.insert(row.ids.end(), ids.begin(), ids.end());
     row.mask.insert(row.mask.end(), ids.size(), sampled ? 1 : 0);
     done = whole;

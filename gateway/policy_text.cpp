@@ -20,6 +20,9 @@ class ModelText : public PolicyText {
                           .now_s = {}});
   }
   std::vector<int32_t> Encode(std::string_view text) const override { return model_.tokenizer.Encode(text); }
+  std::vector<int32_t> EncodeAfter(int32_t last, std::string_view text) const override {
+    return model_.tokenizer.EncodeAfter(last, text);
+  }
   size_t LeastTokens(std::string_view text) const override { return model_.tokenizer.LeastTokens(text); }
   std::string_view TokenBytes(int32_t id) const override { return model_.tokenizer.TokenBytes(id); }
   bool IsSpecial(int32_t id) const override { return model_.tokenizer.IsSpecial(id); }

@@ -27,6 +27,8 @@ class PolicyText {
                                      const text::Value& variables) const = 0;
   // Special tokens in the text become their ids; nothing is put before or after.
   virtual std::vector<int32_t> Encode(std::string_view text) const = 0;
+  // The same of a text that goes on behind the token `last`.
+  virtual std::vector<int32_t> EncodeAfter(int32_t last, std::string_view text) const = 0;
   // Encode gives no fewer ids; cheap. Asked before a giant text is encoded in vain.
   virtual size_t LeastTokens(std::string_view text) const = 0;
   virtual std::string_view TokenBytes(int32_t id) const = 0;

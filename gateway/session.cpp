@@ -269,13 +269,14 @@ std::vector<int32_t> Session::PromptIds(const std::string& whole, const ChatRequ
     // end token is encoded. The turn itself is found in the rendered text, not rendered alone: templates treat a last
     // message differently.
     const Turn& turn = capture_.turns()[anchor_turn];
-    const std::string_view end = text_.TokenBytes(capture_.runs()[turn.run].ids.back());
+    const int32_t last = capture_.runs()[turn.run].ids.back();
+    const std::string_view end = text_.TokenBytes(last);
     auto before = text_.Render(TemplateMessages(request.messages, anchor_index), request.tools, false, request.variables);
     if (before.ok() && whole.starts_with(*before) && !end.empty() && !HasText(request.messages[anchor_index], end)) {
       const size_t at = whole.find(end, before->size());
       if (at != std::string::npos) {
         std::vector<int32_t> ids = capture_.Path(turn.run);
-        const std::vector<int32_t> suffix = text_.Encode(std::string_view(whole).substr(at + end.size()));
+        const std::vector<int32_t> suffix = text_.EncodeAfter(last, std::string_view(whole).substr(at + end.size()));
         ids.insert(ids.end(), suffix.begin(), suffix.end());
         plan->anchor_run = turn.run;
         return ids;

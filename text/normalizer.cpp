@@ -87,9 +87,11 @@ std::string Normalizer::Run(const Step& step, std::string text) {
   return text;
 }
 
-std::string Normalizer::Apply(std::string_view text) const {
+std::string Normalizer::Apply(std::string_view text, bool goes_on) const {
   std::string out(text);
-  for (const Step& step : steps_) out = Run(step, std::move(out));
+  for (const Step& step : steps_) {
+    if (!(goes_on && step.kind == Kind::kPrepend)) out = Run(step, std::move(out));
+  }
   return out;
 }
 

@@ -19,8 +19,8 @@ class Normalizer {
   Status Load(const Value& node) { return Load(node, 0); }
 
   bool empty() const { return steps_.empty(); }
-  // `text` must be valid UTF-8.
-  std::string Apply(std::string_view text) const;
+  // `text` must be valid UTF-8. goes_on: it stands behind text of the same piece, so that nothing is put in front of it.
+  std::string Apply(std::string_view text, bool goes_on = false) const;
   // A text of n bytes becomes one of n / shrink() at least; 0 where nothing is certain.
   size_t shrink() const;
   // What the normalized text begins with stood at the beginning of the text.

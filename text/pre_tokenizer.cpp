@@ -138,12 +138,13 @@ bool PreTokenizer::needs_start() const {
 void PreTokenizer::Rewrite(const Step& step, Words* words) {
   if (step.space != ' ') std::replace(words->points.begin(), words->points.end(), static_cast<uint32_t>(' '), step.space);
   const bool first_only = step.prepend == Prepend::kFirst;
-  if (step.prepend == Prepend::kNever || (first_only && !words->at_start)) return;
+  if (step.prepend == Prepend::kNever || (first_only && words->before != Before::kNothing)) return;
   std::vector<uint32_t> points;
   points.reserve(words->points.size() + words->spans.size());
   for (auto& [begin, end] : words->spans) {
     const size_t start = points.size();
-    if (words->points[begin] != step.space && !(first_only && begin != 0)) points.push_back(step.space);
+    const bool takes = begin == 0 ? words->before != Before::kText : !first_only;
+    if (takes && words->points[begin] != step.space) points.push_back(step.space);
     points.insert(points.end(), words->points.begin() + static_cast<long>(begin), words->points.begin() + static_cast<long>(end));
     begin = start;
     end = points.size();

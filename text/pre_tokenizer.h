@@ -13,11 +13,14 @@
 
 namespace temper::text {
 
+// What stands before a piece of text: nothing, an added token, or more of the same piece, encoded before.
+enum class Before : uint8_t { kNothing, kAddedToken, kText };
+
 // A text on its way through the pre-tokenizer.
 struct Words {
   std::vector<uint32_t> points;
   std::vector<std::pair<size_t, size_t>> spans;  // in `points`, in order, none empty
-  bool at_start = false;                         // points[0] begins the text that was given to the tokenizer
+  Before before = Before::kAddedToken;           // points[0]
 };
 
 class PreTokenizer {

@@ -106,11 +106,12 @@ struct Tokenizer::Impl {
   // The spelling of a token that is there, which the decoder reads.
   const std::string& Content(int32_t id) const;
 
-  // A piece of the text between added tokens; `at_start`: it begins the text.
-  using Rest = std::function<void(std::string_view piece, bool at_start)>;
-  void EncodeWithTokens(std::string_view text, bool at_start, bool parse_special, const TokenFinder& tokens, const Rest& rest,
+  // A piece of the text between added tokens.
+  using Rest = std::function<void(std::string_view piece, Before before)>;
+  void EncodeWithTokens(std::string_view text, Before before, bool parse_special, const TokenFinder& tokens, const Rest& rest,
                         std::vector<int32_t>* out) const;
-  void EncodePiece(std::string_view text, bool at_start, std::vector<int32_t>* out, size_t* dropped) const;
+  void EncodePiece(std::string_view text, Before before, std::vector<int32_t>* out, size_t* dropped) const;
+  std::vector<int32_t> Encode(std::string_view text, Before before, bool parse_special, size_t* dropped) const;
 };
 
 std::optional<int32_t> Tokenizer::Impl::Find(std::string_view content) const {
@@ -249,7 +250,7 @@ size_t Tokenizer::Impl::LongestToken() const {
 }
 
 // Cuts `text` at added tokens; what lies between goes to `rest`.
-void Tokenizer::Impl::EncodeWithTokens(std::string_view text, bool at_start, bool parse_special, const TokenFinder& tokens,
+void Tokenizer::Impl::EncodeWithTokens(std::string_view text, Before before, bool parse_special, const TokenFinder& tokens,
                                        const Rest& rest, std::vector<int32_t>* out) const {
   size_t done = 0;
   for (size_t at = 0; at < text.size() && !tokens.empty();) {
@@ -270,19 +271,19 @@ void Tokenizer::Impl::EncodeWithTokens(std::string_view text, bool at_start, boo
     if (token.rstrip) {
       while (stop < text.size() && Contains(SpaceSet(), ReadUtf8(text, stop).cp)) stop += ReadUtf8(text, stop).length;
     }
-    if (start > done) rest(text.substr(done, start - done), at_start && done == 0);
+    if (start > done) rest(text.substr(done, start - done), done == 0 ? before : Before::kAddedToken);
     out->push_back(token.id);
     done = stop;
   }
-  if (done < text.size()) rest(text.substr(done), at_start && done == 0);
+  if (done < text.size()) rest(text.substr(done), done == 0 ? before : Before::kAddedToken);
 }
 
 // One piece between added tokens: pre-tokenizer, then merges.
-void Tokenizer::Impl::EncodePiece(std::string_view text, bool at_start, std::vector<int32_t>* out, size_t* dropped) const {
+void Tokenizer::Impl::EncodePiece(std::string_view text, Before before, std::vector<int32_t>* out, size_t* dropped) const {
   if (pre_tokenizer.empty()) return model.Encode(text, out, dropped);
   Words words;
   words.points = ToCodePoints(text);
-  words.at_start = at_start;
+  words.before = before;
   if (!words.points.empty()) words.spans.emplace_back(0, words.points.size());
   pre_tokenizer.Apply(&words);
   std::string word;
@@ -315,23 +316,39 @@ Result<Tokenizer> Tokenizer::FromGguf(const GgufTokenizer& gguf) {
   return Tokenizer(std::unique_ptr<const Impl>(std::move(impl)));
 }
 
-std::vector<int32_t> Tokenizer::Encode(std::string_view text, const EncodeOptions& options, size_t* dropped_bytes) const {
-  const Impl& t = *impl_;
+std::vector<int32_t> Tokenizer::Impl::Encode(std::string_view text, Before before, bool parse_special, size_t* dropped) const {
   std::string repaired;
   if (!IsValidUtf8(text)) text = repaired = ToValidUtf8(text);
   std::vector<int32_t> out;
-  size_t dropped = 0;
-  if (options.add_special) out = t.prefix;
-  const Impl::Rest encode = [&](std::string_view piece, bool at_start) { t.EncodePiece(piece, at_start, &out, &dropped); };
-  const Impl::Rest normalize = [&](std::string_view piece, bool at_start) {
+  const Rest encode = [&](std::string_view piece, Before what) { EncodePiece(piece, what, &out, dropped); };
+  const Rest normalize = [&](std::string_view piece, Before what) {
     std::string normalized;
-    if (!t.normalizer.empty()) piece = normalized = t.normalizer.Apply(piece);
-    t.EncodeWithTokens(piece, at_start, options.parse_special, t.normalized_tokens, encode, &out);
+    if (!normalizer.empty()) piece = normalized = normalizer.Apply(piece, what == Before::kText);
+    EncodeWithTokens(piece, what, parse_special, normalized_tokens, encode, &out);
   };
-  t.EncodeWithTokens(text, options.begins, options.parse_special, t.raw_tokens, normalize, &out);
-  if (options.add_special) out.insert(out.end(), t.suffix.begin(), t.suffix.end());
+  EncodeWithTokens(text, before, parse_special, raw_tokens, normalize, &out);
+  return out;
+}
+
+std::vector<int32_t> Tokenizer::Encode(std::string_view text, const EncodeOptions& options, size_t* dropped_bytes) const {
+  size_t dropped = 0;
+  std::vector<int32_t> out = impl_->Encode(text, Before::kNothing, options.parse_special, &dropped);
+  if (options.add_special) {
+    out.insert(out.begin(), impl_->prefix.begin(), impl_->prefix.end());
+    out.insert(out.end(), impl_->suffix.begin(), impl_->suffix.end());
+  }
   if (dropped_bytes) *dropped_bytes += dropped;
   return out;
+}
+
+std::vector<int32_t> Tokenizer::EncodeAfter(int32_t last, std::string_view text) const {
+  size_t dropped = 0;
+  const auto token = impl_->added_at.find(last);
+  if (token == impl_->added_at.end()) return impl_->Encode(text, Before::kText, true, &dropped);
+  if (impl_->added[token->second].rstrip) {
+    while (!text.empty() && Contains(SpaceSet(), ReadUtf8(text, 0).cp)) text.remove_prefix(ReadUtf8(text, 0).length);
+  }
+  return impl_->Encode(text, Before::kAddedToken, true, &dropped);
 }
 
 std::string Tokenizer::Decode(std::span<const int32_t> ids, bool skip_special) const {

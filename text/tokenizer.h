@@ -35,7 +35,6 @@ struct GgufTokenizer {
 struct EncodeOptions {
   bool add_special = false;   // apply the post-processor (BOS and kin)
   bool parse_special = true;  // special tokens in the text become their ids; false: they are ordinary text
-  bool begins = true;         // false: the text goes on behind an added token, as Metaspace's "first" must know
 };
 
 struct AddedToken {
@@ -61,6 +60,11 @@ class Tokenizer {
   // Invalid UTF-8 in `text` is read as U+FFFD, one per maximal bad part. `dropped_bytes`, when given, grows by the bytes the
   // vocabulary has no token for, which are left out as Hugging Face does.
   std::vector<int32_t> Encode(std::string_view text, const EncodeOptions& options = {}, size_t* dropped_bytes = nullptr) const;
+
+  // The ids of a text that goes on behind the token `last`, as they stand in the encoding of the whole. Behind an added token: it
+  // may swallow white space, and the next word is not the first of the text. Behind any other the text goes on inside a word or
+  // between two, so nothing ("▁", a space) is put in front of it.
+  std::vector<int32_t> EncodeAfter(int32_t last, std::string_view text) const;
 
   // Ids without a token (padding of the model's vocabulary) give nothing. Invalid UTF-8 gives U+FFFD as in Hugging Face: one per
   // maximal bad part, and of tokens for single bytes in a row ("<0xAB>"), one for each as soon as one of them is bad.

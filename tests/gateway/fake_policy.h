@@ -67,6 +67,7 @@ class FakePolicy : public PolicyText {
     }
     return ids;
   }
+  std::vector<int32_t> EncodeAfter(int32_t, std::string_view text) const override { return Encode(text); }
   size_t LeastTokens(std::string_view text) const override {
     size_t longest = 1;
     for (const std::string& token : tokens_) longest = std::max(longest, token.size());

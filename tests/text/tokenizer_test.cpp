@@ -46,14 +46,37 @@ TEST(Tokenizer, CountsDroppedBytes) {
 
 // A turn is encoded behind the end token of the one before: its first word must not be taken for the first of the text.
 TEST(Tokenizer, GoesOnBehindAToken) {
-  for (const char* name : {"llama2_metaspace", "llama2", "gemma", "llama3"}) {
+  for (const char* name : {"llama2_metaspace", "llama2", "gemma", "llama3", "spm_unknown", "gpt2_prefix"}) {
     auto tokenizer = Tokenizer::FromJson(ReadFile(GoldenPath(std::string(name) + ".json"))).value();
-    const std::string token = tokenizer.added_tokens()[1].content;
-    for (const char* rest : {"the fox", " the fox", "\n9", ""}) {
-      std::vector<int32_t> ids = tokenizer.Encode("a quick" + token);
-      const std::vector<int32_t> more = tokenizer.Encode(rest, {.begins = false});
-      ids.insert(ids.end(), more.begin(), more.end());
-      EXPECT_EQ(ids, tokenizer.Encode("a quick" + token + rest)) << name;
+    for (const AddedToken& token : tokenizer.added_tokens()) {
+      if (token.single_word || token.normalized) continue;  // they are none beside a letter
+      for (const char* rest : {"the fox", " the fox", "\n9", " \n the", " ", ""}) {
+        std::vector<int32_t> ids = tokenizer.Encode("a quick" + token.content);
+        const std::vector<int32_t> more = tokenizer.EncodeAfter(token.id, rest);
+        ids.insert(ids.end(), more.begin(), more.end());
+        EXPECT_EQ(ids, tokenizer.Encode("a quick" + token.content + rest)) << name << " " << token.content;
+      }
+    }
+  }
+}
+
+// An answer is encoded behind the prompt, wherever the template breaks off: no space may come between the two.
+TEST(Tokenizer, GoesOnInsideAText) {
+  for (const char* name : {"llama2_metaspace", "llama2", "gemma", "llama3", "spm_unknown", "gpt2_prefix"}) {
+    auto tokenizer = Tokenizer::FromJson(ReadFile(GoldenPath(std::string(name) + ".json"))).value();
+    auto bytes = [&](const std::vector<int32_t>& ids) {
+      std::string out;
+      for (int32_t id : ids) out += tokenizer.TokenBytes(id);
+      return out;
+    };
+    for (const char* before : {"the fo", "a\n", "a quick "}) {
+      const std::vector<int32_t> ids = tokenizer.Encode(before);
+      for (const char* rest : {"x jumps", " over", "  it", "the <s>lazy"}) {
+        if (std::string(rest).find('<') != std::string::npos && !tokenizer.TokenId("<s>")) continue;
+        const std::string more = bytes(tokenizer.EncodeAfter(ids.back(), rest));
+        const size_t n = std::string_view(rest).find('<');  // behind <s> a family may mark the word
+        EXPECT_EQ(more.substr(0, n), std::string(rest).substr(0, n)) << name << " behind " << before;
+      }
     }
   }
 }
