@@ -93,11 +93,16 @@ Result<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options) {
   if (options.threads < 0 || options.threads > 1024) {
     return InvalidArgument(fmt::format("threads {} is outside 0 … 1024", options.threads));
   }
-  return std::unique_ptr<Engine>(new Engine(path, options.threads ? options.threads : UsableCores()));
+  const int threads = options.threads ? options.threads : UsableCores();
+  return std::unique_ptr<Engine>(new Engine(path, OpsOf(path, true), OpsOf(path, false), threads));
 }
 
-Engine::Engine(CpuPath path, int threads)
-    : path_(path), bf16_(OpsOf(path, true)), f32_(OpsOf(path, false)), threads_(threads) {}
+std::unique_ptr<Engine> Engine::WithKernels(const cpu::Ops& bf16, const cpu::Ops& f32, int threads) {
+  return std::unique_ptr<Engine>(new Engine(CpuPath::kAuto, &bf16, &f32, threads));
+}
+
+Engine::Engine(CpuPath path, const cpu::Ops* bf16, const cpu::Ops* f32, int threads)
+    : path_(path), bf16_(bf16), f32_(f32), threads_(threads) {}
 
 Engine::~Engine() = default;
 

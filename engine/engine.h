@@ -31,6 +31,8 @@ class Engine {
  public:
   // FailedPrecondition when the machine lacks the path asked for, InvalidArgument for a bad TEMPER_CPU.
   static Result<std::unique_ptr<Engine>> Create(const EngineOptions& options);
+  // With kernel tables of the caller's, which outlive it (tests: scalar code, emulated tiles, tables with a fault built in).
+  static std::unique_ptr<Engine> WithKernels(const cpu::Ops& bf16, const cpu::Ops& f32, int threads);
   ~Engine();
 
   CpuPath path() const { return path_; }
@@ -39,7 +41,7 @@ class Engine {
   const cpu::Ops& ops(Profile profile) const { return profile == Profile::kBf16 ? *bf16_ : *f32_; }
 
  private:
-  Engine(CpuPath path, int threads);
+  Engine(CpuPath path, const cpu::Ops* bf16, const cpu::Ops* f32, int threads);
   CpuPath path_;
   const cpu::Ops* bf16_;
   const cpu::Ops* f32_;

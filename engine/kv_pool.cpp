@@ -58,6 +58,30 @@ void KvPool::Release(int page) {
   if (--references_[page] == 0) free_.push_back(page);
 }
 
+std::vector<float> KvPool::Read(int page, int position) {
+  TEMPER_CHECK(references_[page] > 0 && position >= 0 && position < kPagePositions) << page << " " << position;
+  const int depth = RoundUp(config_.head_dim, 32);
+  const bool pairs = profile_ == Profile::kBf16;
+  const auto at = [&](const std::byte* from, int index) {
+    return pairs ? FromBf16(reinterpret_cast<const uint16_t*>(from)[index]) : reinterpret_cast<const float*>(from)[index];
+  };
+  std::vector<float> out;
+  for (int l = 0; l < config_.layers; ++l) {
+    for (int h = 0; h < config_.kv_heads; ++h) {
+      for (int d = 0; d < config_.head_dim; ++d) {
+        const int panel = position / 16 * depth * 16, key = position % 16;
+        out.push_back(at(keys(page, l, h), pairs ? panel + d / 2 * 32 + key * 2 + d % 2 : panel + d * 16 + key));
+      }
+      for (int d = 0; d < config_.head_dim; ++d) {
+        const int panel = d / 16 * 16 * kPagePositions;
+        const int index = pairs ? position / 2 * 32 + d % 16 * 2 + position % 2 : position * 16 + d % 16;
+        out.push_back(at(values(page, l, h), panel + index));
+      }
+    }
+  }
+  return out;
+}
+
 void KvPool::CopyPrefix(int from, int to, int positions) {
   TEMPER_CHECK(positions >= 0 && positions <= kPagePositions) << positions;
   TEMPER_CHECK(references_[from] > 0 && references_[to] == 1);

@@ -35,6 +35,8 @@ class KvPool {
   int references(int page) const { return references_[page]; }
   // Copies the first `positions` positions of `from` into the freshly allocated `to`.
   void CopyPrefix(int from, int to, int positions);
+  // Keys and values of one position as fp32, exactly: [layers][kv_heads][key, value][head_dim].
+  std::vector<float> Read(int page, int position);
 
   // The packed keys / values of one layer and KV head (engine-internal form: engine/cpu/ops.h).
   std::byte* keys(int page, int layer, int kv_head) { return Slot(page, layer, kv_head); }

@@ -23,6 +23,10 @@ PagedForward::~PagedForward() = default;
 
 std::span<const float> PagedForward::log_sum_exp() const { return state_->log_sum_exp; }
 
+std::span<const float> PagedForward::hidden() const {
+  return {state_->pass.final_x(), static_cast<size_t>(state_->plan.rows()) * state_->pool.config().width};
+}
+
 std::span<const float> PagedForward::Run(const ComputeWeights& weights, std::span<const PagedSequence> sequences) {
   State& s = *state_;
   const ModelConfig& c = weights.config();

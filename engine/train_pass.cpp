@@ -311,6 +311,17 @@ Result<std::span<const float>> TrainPass::Forward(const ComputeWeights& weights,
   return std::span<const float>(s.logprobs);
 }
 
+std::span<const float> TrainPass::hidden() const {
+  const State& s = *state_;
+  return {s.pass.final_x(), static_cast<size_t>(s.tree_plan.plan.rows()) * s.weights->config().width};
+}
+
+std::vector<float> TrainPass::KeysValues(int node) const {
+  const Plan& plan = state_->tree_plan.plan;
+  const Plan::Slot& slot = plan.slots[plan.slot_begin[node]];
+  return state_->pool->Read(slot.page, slot.position);
+}
+
 void TrainPass::Backward(std::span<const float> coef, Gradients& grads) {
   State& s = *state_;
   TEMPER_CHECK(s.ready) << "Backward needs a Forward with keep, and one Forward each";

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "common/status.h"
 #include "engine/engine.h"
@@ -43,6 +44,10 @@ class TrainPass {
   // path longer than max_positions, an empty tree.
   Result<std::span<const float>> Forward(const ComputeWeights& weights, const TreeBatch& tree,
                                          const ForwardOptions& options = {});
+  // Of the last Forward: the last residual of every node, fp32 [nodes][width] ...
+  std::span<const float> hidden() const;
+  // ... and a node's keys and values (KvPool::Read).
+  std::vector<float> KeysValues(int node) const;
   // Adds the gradient to `grads` (of the same config). coef: one per node, those of roots are ignored. Deterministic: the
   // same bits for any thread count and kernel path. Call at most once per Forward.
   void Backward(std::span<const float> coef, Gradients& grads);

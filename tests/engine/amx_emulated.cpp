@@ -63,5 +63,6 @@ void TileDot(int c, int a, int b) {
 namespace temper::engine::cpu {
 
 void EmulatedAmxGemm(const Gemm& g) { amx_emulated::GemmAmx(g); }
+const Ops& EmulatedAmxOps(bool bf16) { return bf16 ? amx_emulated::kBf16Ops : amx_emulated::kFp32Ops; }
 
 }  // namespace temper::engine::cpu
