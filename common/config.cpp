@@ -503,11 +503,11 @@ std::vector<ConfigBlock> ConfigBlock::BlockList(const std::string& key) {
   return blocks;
 }
 
-bool ConfigBlock::InRange(const std::string& key, double value, const std::string& shown, Range range) {
+bool ConfigBlock::InRange(const std::string& key, double value, const std::string& shown, Range range, std::string (*print)(double)) {
   if (value <= range.max && (range.above ? value > range.min : value >= range.min)) return true;
   std::string bounds;
-  if (std::isfinite(range.min)) bounds += (range.above ? "above " : "at least ") + FormatDouble(range.min);
-  if (std::isfinite(range.max)) bounds += (bounds.empty() ? "at most " : " and at most ") + FormatDouble(range.max);
+  if (std::isfinite(range.min)) bounds += (range.above ? "above " : "at least ") + (print ? print(range.min) : FormatDouble(range.min));
+  if (std::isfinite(range.max)) bounds += (bounds.empty() ? "at most " : " and at most ") + (print ? print(range.max) : FormatDouble(range.max));
   Fail(key, shown + " is out of range: must be " + bounds);
   return false;
 }
@@ -543,17 +543,6 @@ bool ConfigBlock::ScalarString(const std::string& key, const ConfigNode& node, s
   return true;
 }
 
-bool ConfigBlock::ScalarSize(const std::string& key, const ConfigNode& node, Range range, int64_t* out) {
-  int64_t value = 0;
-  if (node.kind != ConfigNode::Kind::kScalar || node.quoted || !ParseSize(node.text, &value)) {
-    WrongType(key, node, "a size such as 4096, 64KiB, 256MiB or 1.5GiB");
-    return false;
-  }
-  if (!InRange(key, static_cast<double>(value), node.text, range)) return false;
-  *out = value;
-  return true;
-}
-
 namespace {
 
 // The largest unit that divides the size.
@@ -567,6 +556,18 @@ std::string SizeText(int64_t bytes) {
 }
 
 }  // namespace
+
+bool ConfigBlock::ScalarSize(const std::string& key, const ConfigNode& node, Range range, int64_t* out) {
+  int64_t value = 0;
+  if (node.kind != ConfigNode::Kind::kScalar || node.quoted || !ParseSize(node.text, &value)) {
+    WrongType(key, node, "a size such as 4096, 64KiB, 256MiB or 1.5GiB");
+    return false;
+  }
+  const auto print = [](double bytes) { return SizeText(static_cast<int64_t>(bytes)); };
+  if (!InRange(key, static_cast<double>(value), node.text, range, print)) return false;
+  *out = value;
+  return true;
+}
 
 std::string ConfigBlock::String(const std::string& key, const std::string& fallback) {
   const ConfigNode* node = Get(key);

@@ -160,7 +160,7 @@ class ConfigBlock {
   bool ScalarDouble(const std::string& key, const ConfigNode& node, Range range, double* out);
   bool ScalarString(const std::string& key, const ConfigNode& node, std::string* out);
   bool ScalarSize(const std::string& key, const ConfigNode& node, Range range, int64_t* out);
-  bool InRange(const std::string& key, double value, const std::string& shown, Range range);
+  bool InRange(const std::string& key, double value, const std::string& shown, Range range, std::string (*print)(double) = nullptr);
 
   std::shared_ptr<Config::State> state_;
   const ConfigNode* node_;

@@ -102,7 +102,7 @@ Status WriteFileAtomic(const std::string& path, std::string_view bytes) {
   static std::atomic<unsigned> serial{0};
   const std::string temporary = path + ".tmp" + std::to_string(getpid()) + "." + std::to_string(serial++);
   Fd fd(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-  if (!fd.valid()) return ErrnoStatus(temporary, errno);
+  if (!fd.valid()) return ErrnoStatus(path, errno);
   Status status = WriteAll(fd.get(), bytes);
   if (status.ok() && fsync(fd.get()) != 0) status = ErrnoStatus("fsync", errno);
   fd.Reset();

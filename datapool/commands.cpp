@@ -180,6 +180,7 @@ int Verify(int argc, char** argv) {
   }
   if (argc != 2) return Bad(std::string("verify: give one run folder\n") + kVerifyUsage);
   const std::string run = argv[1];
+  if (!Exists(run + kConfigFile)) return Bad(run + ": no run (there is no " + std::string(kConfigFile + 1) + " in it)");
   Result<std::string> text = ReadFile(run + kConfigFile);
   if (!text.ok()) return Bad(text.status().message());
   Result<SimConfig> config = ParseSimConfig(*text);

@@ -85,6 +85,7 @@ Result<RunArguments> ParseRunArguments(int argc, char** argv) {
       arguments.sets.push_back(std::move(assignment));
     } else if (word == "--out") {
       ASSIGN_OR_RETURN(arguments.out, value());
+      if (arguments.out.empty()) return InvalidArgument("--out: the folder's name is empty");
     } else if (word.rfind("-", 0) == 0 && word != "-") {
       return InvalidArgument("unknown option " + word + "; see --help");
     } else if (arguments.job.empty()) {
@@ -156,7 +157,9 @@ Result<std::vector<RoleSpec>> OpenRoles(const Job& job, const sandbox::Janitor& 
   RETURN_IF_ERROR(add("trainer", "trainer", 0));
   RETURN_IF_ERROR(add("agents", "agents", 0));
 
-  ASSIGN_OR_RETURN(Fd agent_plane, ListenTcp(job.gateway.bind, job.gateway.port));
+  auto listening = ListenTcp(job.gateway.bind, job.gateway.port);
+  if (!listening.ok()) return listening.status().WithContext("gateway.bind and gateway.port");
+  Fd agent_plane = std::move(*listening);
   ASSIGN_OR_RETURN(const int port, BoundPort(agent_plane.get()));
   ASSIGN_OR_RETURN(const int agent_fd, HighFd(std::move(agent_plane)));
   // Sandboxes reach it through a relay on this machine, whatever it is bound to.
@@ -390,7 +393,13 @@ int Plot(int argc, char** argv) {
     if (!value && i + 1 < argc) value = argv[++i];
     if (!value || value->empty()) return Complain("plot", word + " needs a value", 2);
     int64_t window = 0;
-    if (word == "--out") out = *value;
+    if (word == "--out") {
+      // A picture with a name that says something else would open nowhere.
+      if (const size_t dot = value->rfind('.'); dot != std::string::npos && value->find('/', dot) == std::string::npos && value->substr(dot) != ".svg") {
+        return Complain("plot", "--out " + *value + ": the picture is SVG; call it FILE.svg", 2);
+      }
+      out = *value;
+    }
     else if (ParseInt(*value, &window) && window >= 1 && window <= 1000000) options.window = static_cast<int>(window);
     else return Complain("plot", "--window " + *value + ": a number of steps, from 1", 2);
   }
@@ -418,6 +427,7 @@ int Top(int argc, char** argv) {
     return argc == 2 ? 0 : 2;
   }
   RunFolder run(argv[1]);
+  if (!Exists(run.File("state.json"))) return Complain("top", run.path() + ": no run (there is no state.json)", 2);
   auto state = run.ReadState();
   if (!state.ok()) return Complain("top", state.status().message(), 2);
   auto loaded = LoadJob(run.File("job.yaml"), {});

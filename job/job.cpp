@@ -353,6 +353,13 @@ void CrossCheck(Config& config, Job* job) {
     config.Fail("sampling.max_tokens", "more than the model has positions (model.create.max_positions is " +
                 std::to_string(job->model.create->max_positions) + ")");
   }
+  // One rollout is its own mean: whatever it got, its advantage is 0, and the job would never learn.
+  const trainer::Baseline baseline = job->algorithm.algorithm.advantage.baseline;
+  if (job->pool.G == 1 && (baseline == trainer::Baseline::kGroupMean || baseline == trainer::Baseline::kLeaveOneOut ||
+                           baseline == trainer::Baseline::kLengthWeighted)) {
+    config.Fail("pool.group_size", "1: a rollout alone in its group has advantage 0, and no reward would teach anything; at least 2, or "
+                "algorithm.advantage.baseline batch_mean or none");
+  }
   job->pool.refill = job->algorithm.algorithm.dynamic_sampling == trainer::DynamicSampling::kRefill;
   job->pool.seed = job->seed;
   if (config.Finish().ok()) {

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kMiB = 1 << 20;
 constexpr int64_t kProcessBytes = 40 * kMiB;  // code, gRPC, buffers of any role
+constexpr int64_t kAutoTrainerBytes = 4096 * kMiB;
 
 }  // namespace
 
@@ -53,7 +54,12 @@ Result<Plan> MakePlan(const Job& job, const engine::ModelConfig& model, const Ma
     return InvalidArgument(fmt::format("rollout.kv_memory: {} does not hold one sequence of {} tokens ({})", FormatSize(plan.kv_memory_bytes),
                                        model.max_positions, FormatSize(one_sequence)));
   }
-  plan.trainer_memory_bytes = job.trainer.memory_bytes.value_or(std::max<int64_t>(machine.memory_bytes / 4, 64 * kMiB));
+  // A constant where it fits: chunks follow from it, and with them the last bits of a gradient.
+  plan.trainer_memory_bytes = job.trainer.memory_bytes.value_or(std::clamp<int64_t>(machine.memory_bytes / 4, 64 * kMiB, kAutoTrainerBytes));
+  if (job.trainer.memory_bytes && machine.memory_bytes > 0 && *job.trainer.memory_bytes > machine.memory_bytes) {
+    return InvalidArgument(fmt::format("trainer.memory: {} is more than is free on this machine ({})", FormatSize(*job.trainer.memory_bytes),
+                                       FormatSize(machine.memory_bytes)));
+  }
 
   // Master weights, gradients and two moments in fp32, and up to three compute forms (served, next, still mapped).
   const int64_t trainer_fixed = plan.parameters * 16 + 3 * plan.weight_bytes;
@@ -102,6 +108,8 @@ std::string PrintPlan(const Job& job, const Plan& plan) {
   line("agents", fmt::format("{} ({}{}), {} at once, {} s each", job.scaffold.name, job.scaffold.kind,
                              job.scaffold.kind == "command" ? (job.scaffold.host ? " on the host" : " in its sandbox") : "", plan.concurrency,
                              FormatDouble(job.scaffold.timeout_s)));
+  line("activations", fmt::format("at most {} in the trainer (trainer.memory); gradients are the same to the last bit only with the same figure",
+                                 FormatSize(plan.trainer_memory_bytes)));
   line("sandbox", fmt::format("{} memory, {} processes, {} disk each; network: none", FormatSize(job.sandbox.limits.memory_bytes),
                               job.sandbox.limits.processes, FormatSize(job.sandbox.limits.disk_bytes)));
   line("ports", fmt::format("gateway {}:{}; everything else on unix sockets", job.gateway.bind, job.gateway.port ? std::to_string(job.gateway.port) : "any"));

@@ -81,7 +81,7 @@ def record_pass(name, seconds, output):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog="temper test", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     # Absolute: each test writes its results from a folder of its own, and results that are not found would be skips that are not counted.
     parser.add_argument("--build", type=lambda p: pathlib.Path(p).resolve(), default=ROOT / "build" / "release")
     parser.add_argument("--long", nargs="*", metavar="NAME")

@@ -42,19 +42,6 @@ Result<std::vector<std::pair<std::string, json::value>>> ReadLines(const std::st
   return lines;
 }
 
-// A quarter of the memory that is free now; 1 GiB where that is unknown.
-int64_t AutoMemory() {
-  const Result<std::string> text = ReadFile("/proc/meminfo");
-  if (text.ok()) {
-    for (const std::string& line : Split(*text, '\n')) {
-      const std::vector<std::string> words = Split(line, ' ');
-      int64_t kib = 0;
-      if (words[0] == "MemAvailable:" && words.size() > 2 && ParseInt(words[words.size() - 2], &kib)) return kib * 1024 / 4;
-    }
-  }
-  return int64_t{1} << 30;
-}
-
 // The largest number of nodes whose forward and backward fit into `bytes`; never less than 64.
 int64_t ChunkNodes(const engine::ModelConfig& config, engine::Profile profile, int64_t bytes) {
   int64_t low = 64, high = int64_t{1} << 24;
@@ -198,8 +185,7 @@ class Loop {
     }
     if (loaded.status().code() != StatusCode::kNotFound) return loaded.status();
 
-    const int64_t memory = options_.memory_bytes > 0 ? options_.memory_bytes : AutoMemory();
-    max_chunk_nodes_ = ChunkNodes(initial.config(), options_.profile, memory);
+    max_chunk_nodes_ = ChunkNodes(initial.config(), options_.profile, options_.memory_bytes);
     state_.params = initial;
     state_.plan_json = fmt::format("{{\"numerics\":\"{}\",\"max_chunk_nodes\":{}}}", engine::ProfileName(options_.profile), max_chunk_nodes_);
     if (options_.sft && options_.sft->tokens > 0) {

@@ -40,7 +40,7 @@ struct TrainerOptions {
   int64_t steps = 0;             // optimizer steps of the job
   int64_t checkpoint_every = 10;  // and always after the last
   int keep = 3;
-  int64_t memory_bytes = 0;      // for activations of one forward and backward; 0 = a quarter of the memory that is free at the start
+  int64_t memory_bytes = int64_t{1} << 30;  // for activations of one forward and backward
   bool tree = true;              // false: every branch is a row of its own
   bool prove_tree = true;        // on the first step: tree against separate rows, on the batch itself
   bool permute_rewards = false;  // control: rewards exchanged within each group

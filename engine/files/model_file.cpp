@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -273,6 +274,12 @@ Result<std::string> ResolvePath(const std::string& path) {
   return gguf;
 }
 
+std::string WorkingFolder() {
+  std::error_code error;
+  const std::string here = std::filesystem::current_path(error).string();
+  return error ? "." : here;
+}
+
 }  // namespace
 
 Result<std::string> ResolveModel(const std::string& model) {
@@ -280,7 +287,12 @@ Result<std::string> ResolveModel(const std::string& model) {
   if (path.empty() && model.find('/') == std::string::npos) {
     ASSIGN_OR_RETURN(path, ResolvePath("models/" + model));
   }
-  if (path.empty()) return NotFound("no model '" + model + "': neither a folder, nor a file, nor the name of a fetched model (temper model fetch)");
+  if (path.empty()) {
+    return NotFound("no model '" + model + "': neither a folder, nor a file" +
+                    (model.find('/') == std::string::npos
+                         ? ", nor models/" + model + " below " + WorkingFolder() + ", where `temper model fetch` called there puts it"
+                         : std::string()));
+  }
   return path;
 }
 

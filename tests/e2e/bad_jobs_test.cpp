@@ -99,6 +99,9 @@ const std::vector<Edit>& Table() {
       {"net: none}", "net: none, mounts: [{source: /no/such/folder, target: /opt/x}]}", 18, "sandbox.mounts: source '/no/such/folder' is not there"},
       {"net: none}", "net: none, rootfs: /no/such/root}", 18, "sandbox.rootfs: '/no/such/root' is no folder"},
       {kModel, "model: {path: /no/such/model}", 5, "model.path: no model '/no/such/model'"},
+      {"  steps: 5", "  steps: 5\n  memory: 100000GiB", 30, "trainer.memory: 97.7 TiB is more than is free"},
+      {"group_size: 4", "group_size: 1", 24, "pool.group_size: 1: a rollout alone in its group has advantage 0"},
+      {"memory: 64MiB", "memory: 64", 18, "sandbox.memory: 64 is out of range: must be at least 8MiB"},
       // YAML that says something else than it seems to.
       {"seed: 7", "seed: 7\nseed: 8", 5, "key 'seed' twice in one block; the other one is at line 4"},
       {"  steps: 5", "  steps: 5\n  steps: 6", 30, "key 'steps' twice"},

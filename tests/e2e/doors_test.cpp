@@ -67,6 +67,37 @@ TEST_F(Doors, ReadmeCommandsExist) {
   EXPECT_GE(seen, 7);
 }
 
+// Help could start the work it is asked about, or be an error; a slip could build for minutes before it is named.
+TEST_F(Doors, HelpWhereverItIsAskedFor) {
+  std::string output;
+  EXPECT_EQ(JobProcess::Door({"pool", "--help"}, &output), 0);
+  EXPECT_NE(output.find("pool verify"), std::string::npos) << output;
+  EXPECT_EQ(output.find("trajectory show"), std::string::npos) << output;
+  EXPECT_EQ(JobProcess::Door({"pool"}, &output), 2);
+  EXPECT_EQ(JobProcess::Door({"gateway", "try", kModel, "--help"}, &output), 0);
+  EXPECT_EQ(output.rfind("usage: temper gateway try", 0), 0u) << output;
+  EXPECT_EQ(JobProcess::Door({"pool", "nothing", "--help"}, &output), 2);
+  const std::string launcher = TEMPER_SOURCE_DIR "/temper";
+  const auto launch = [&](const std::string& words) { return WEXITSTATUS(std::system(("timeout 20 " + launcher + " " + words + " > " + folder_ + "/said 2>&1").c_str())); };
+  EXPECT_EQ(launch("test nonsense"), 2);
+  EXPECT_NE(ReadFile(folder_ + "/said")->find("test: 'nonsense' is not understood"), std::string::npos);
+  EXPECT_EQ(launch("test --help"), 0);
+  EXPECT_EQ(ReadFile(folder_ + "/said")->rfind("usage: temper test", 0), 0u);
+}
+
+// What is no run says so, and a picture that could not be opened by its name is not drawn.
+TEST_F(Doors, NoRunIsNamed) {
+  std::string output;
+  EXPECT_EQ(JobProcess::Door({"top", folder_}, &output), 2);
+  EXPECT_NE(output.find(folder_ + ": no run"), std::string::npos) << output;
+  EXPECT_EQ(JobProcess::Door({"pool", "verify", folder_}, &output), 2);
+  EXPECT_NE(output.find(folder_ + ": no run"), std::string::npos) << output;
+  EXPECT_EQ(JobProcess::Door({"plot", folder_, "--out", folder_ + "/curve.png"}, &output), 2);
+  EXPECT_NE(output.find("the picture is SVG"), std::string::npos) << output;
+  EXPECT_EQ(JobProcess::Door({"engine", "score", "no-such-model", "--in", In("{\"ids\":[1,2]}\n")}, &output), 2);
+  EXPECT_NE(output.find("nor models/no-such-model below /"), std::string::npos) << output;
+}
+
 // The picture could be missing, not be the one on standard output, or bad input be drawn as if it were nothing.
 TEST_F(Doors, PlotDrawsFilesAndRefusesBadOnes) {
   const std::string lines = In(R"({"step":1,"reward_mean":0.25,"wall_s":10})" "\n" R"({"step":2,"reward_mean":0.5,"wall_s":20})" "\n");

@@ -70,6 +70,21 @@ TEST(Plan, RefusesWhatTheMachineCannotDo) {
   EXPECT_FALSE(MakePlan(job, Model(), kMachine).ok());
 }
 
+// The last bits of a gradient follow from the chunks, these from the memory: what else runs on the machine must not enter.
+TEST(Plan, AutomaticTrainerMemoryIsAConstantWhereItFits) {
+  const auto memory = [](int64_t free) {
+    const auto plan = MakePlan(MakeJob(), Model(), {2, free, {"avx2"}});
+    return plan.ok() ? plan->trainer_memory_bytes : -1;
+  };
+  EXPECT_EQ(memory(int64_t{16} << 30), int64_t{4} << 30);
+  EXPECT_EQ(memory(int64_t{500} << 30), int64_t{4} << 30);
+  EXPECT_EQ(memory(int64_t{2} << 30), int64_t{512} << 20);
+  Job job = MakeJob();
+  job.trainer.memory_bytes = int64_t{9} << 30;
+  EXPECT_NE(MakePlan(job, Model(), {2, int64_t{8} << 30, {"avx2"}}).status().message().find("trainer.memory: 9"), std::string::npos);
+  EXPECT_TRUE(MakePlan(job, Model(), {2, int64_t{10} << 30, {"avx2"}}).ok());
+}
+
 // The chunk sizes of a resumed job must be those of its first start, whatever memory is free now.
 TEST(Plan, StoredPlanIsKept) {
   auto plan = MakePlan(MakeJob(), Model(), kMachine);

@@ -42,7 +42,12 @@ class ResumeTest : public testing::Test {
 TEST_F(ResumeTest, TheJobIsTheSame) {
   EXPECT_EQ(Refusal({}), "");
   EXPECT_NE(Refusal({"seed=9"}).find("`seed: 9`"), std::string::npos);
-  EXPECT_NE(Refusal({"optimizer.lr=0.5"}).find("the same"), std::string::npos);
+  EXPECT_EQ(Refusal({"optimizer.lr=0.5"}), "a resumed job must be the same: optimizer.lr: the run has `lr: 3e-04`, this job `lr: 0.5`");
+  EXPECT_EQ(Refusal({"trainer.sft.tokens=5"}), "a resumed job must be the same: trainer.sft: the run has nothing, this job `sft:`");
+  // Steps, and a schedule that could not be lengthened, matter least where the whole job is another.
+  EXPECT_EQ(Refusal({"name=another", "trainer.steps=60", "optimizer.schedule=linear"}),
+            "a resumed job must be the same: name: the run has `name: \"job\"`, this job `name: \"another\"`");
+  EXPECT_NE(Refusal({"name=another", "trainer.steps=2"}).find("the same: name: "), std::string::npos);
 }
 
 // More steps could be refused for no reason, or let another change through beside them.

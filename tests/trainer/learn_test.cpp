@@ -9,6 +9,7 @@
 #include "engine/decode/decoder.h"
 #include "engine/decode/paged_model.h"
 #include "temper/v1/types.pb.h"
+#include "tests/harness/scratch.h"
 #include "tests/harness/tiny_model.h"
 #include "trainer/loop.h"
 
@@ -157,9 +158,7 @@ std::pair<double, double> Train(const std::string& algorithm, bool permute, uint
   DecoderSink sink(decoder);
   SamplingPool pool(decoder, sink);
   TrainerOptions options;
-  options.run_dir = testing::TempDir() + "trainer_learn";
-  EXPECT_TRUE(RemoveAll(options.run_dir).ok());
-  EXPECT_TRUE(MakeDirs(options.run_dir).ok());
+  options.run_dir = ScratchFolder("learn");
   options.incarnation = "test";
   options.algorithm = ParseAlgorithm(ParseJson(algorithm).value()).value();
   options.optimizer.lr = 1e-2;

@@ -19,6 +19,7 @@
 #include "common/rng.h"
 #include "engine/train_pass.h"
 #include "temper/v1/types.pb.h"
+#include "tests/harness/scratch.h"
 #include "tests/harness/tiny_model.h"
 #include "trainer/batch.h"
 #include "trainer/checkpoint.h"
@@ -192,12 +193,7 @@ class ScriptedPool final : public datapool::DataPool {
   Store& store_;
 };
 
-std::string Scratch(const std::string& name) {
-  const std::string path = testing::TempDir() + "trainer_loop_" + name;
-  EXPECT_TRUE(RemoveAll(path).ok());
-  EXPECT_TRUE(MakeDirs(path).ok());
-  return path;
-}
+std::string Scratch(const std::string& name) { return ScratchFolder("loop_" + name); }
 
 text::TextFiles SomeText() {
   text::TextFiles files;
