@@ -198,13 +198,15 @@ Status SaveCheckpoint(const std::string& run_dir, const Checkpoint& checkpoint, 
   return Status::Ok();
 }
 
-Result<Checkpoint> LoadNewestCheckpoint(const std::string& run_dir) {
+Result<Checkpoint> LoadNewestCheckpoint(const std::string& run_dir, std::string* passed_over) {
   ASSIGN_OR_RETURN(const std::vector<int64_t> steps, Steps(run_dir));
   for (int64_t step : steps) {
     const std::string dir = Folder(run_dir) + "/" + std::to_string(step);
     Result<Checkpoint> checkpoint = LoadCheckpoint(dir);
     if (checkpoint.ok() && checkpoint->step == step) return checkpoint;
-    log::Warn("checkpoint passed over", {{"path", dir}, {"error", checkpoint.ok() ? "its step is another" : checkpoint.status().message()}});
+    const std::string fault = checkpoint.ok() ? "its step is another" : checkpoint.status().message();
+    log::Warn("checkpoint passed over", {{"path", dir}, {"error", fault}});
+    if (passed_over) *passed_over += (passed_over->empty() ? "" : "; ") + dir + ": " + fault;
   }
   return NotFound(run_dir + ": no valid checkpoint");
 }

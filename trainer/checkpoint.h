@@ -33,7 +33,8 @@ Status SaveCheckpoint(const std::string& run_dir, const Checkpoint& checkpoint, 
 // checkpoint.json from its JSON object without "hash". What is loaded must be exactly such a text.
 std::string SealManifest(std::string body);
 
-// The newest valid checkpoint; broken ones are passed over with a warning. kNotFound when there is none.
-Result<Checkpoint> LoadNewestCheckpoint(const std::string& run_dir);
+// The newest valid checkpoint; broken ones are passed over with a warning, and named with their faults in `passed_over` ("" when there
+// were none). kNotFound when there is none.
+Result<Checkpoint> LoadNewestCheckpoint(const std::string& run_dir, std::string* passed_over = nullptr);
 
 }  // namespace temper::trainer

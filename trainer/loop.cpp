@@ -142,9 +142,10 @@ class Loop {
     // Paused before it may admit anything: the first evaluation holds the version.
     const bool evaluate_first = WantsEvaluation(state_.step);
     RETURN_IF_ERROR(Patiently("data pool, pause", [&] { return doors_.pool.Pause(evaluate_first); }));
-    RETURN_IF_ERROR(Patiently("data pool, attach", [&]() -> Status {
+    const Status attached = Patiently("data pool, attach", [&]() -> Status {
       return doors_.pool.AttachTrainer(options_.incarnation, state_.step).status();
-    }));
+    });
+    if (!attached.ok()) return passed_over_.empty() ? attached : attached.WithContext("checkpoint passed over (" + passed_over_ + ")");
     if (evaluate_first) RETURN_IF_ERROR(Evaluate());
     while (state_.step < options_.steps) RETURN_IF_ERROR(Step());
     return Status::Ok();
@@ -169,7 +170,7 @@ class Loop {
   }
 
   Status LoadOrInitialise(const engine::Parameters& initial) {
-    Result<Checkpoint> loaded = LoadNewestCheckpoint(options_.run_dir);
+    Result<Checkpoint> loaded = LoadNewestCheckpoint(options_.run_dir, &passed_over_);
     if (loaded.ok()) {
       state_ = std::move(*loaded);
       ASSIGN_OR_RETURN(const json::value plan, ParseJson(state_.plan_json));
@@ -480,6 +481,7 @@ class Loop {
   engine::TrainPass pass_;
   const double start_s_;
   Checkpoint state_;
+  std::string passed_over_;  // checkpoints that did not verify, with their faults
   engine::Gradients grads_;
   engine::Buffer packed_;           // holds weights_
   engine::ComputeWeights weights_;  // of version state_.step

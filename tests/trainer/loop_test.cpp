@@ -69,6 +69,7 @@ class ScriptedPool final : public datapool::DataPool {
   Result<datapool::TakeIssuesReply> TakeIssues(const std::string&, int32_t, uint32_t) override { return Unimplemented(""); }
   Result<bool> Finish(const std::string&, const datapool::FinishedAttempt&) override { return Unimplemented(""); }
   Result<std::vector<int64_t>> AttachTrainer(const std::string&, int64_t step) override {
+    if (step < committed) return FailedPrecondition("older than the committed step");
     attached = step;
     return std::vector<int64_t>{};
   }
@@ -178,6 +179,7 @@ class ScriptedPool final : public datapool::DataPool {
 
   std::string run_dir;
   int64_t attached = -1, stop_at = -1, exhausted_at = -1;
+  int64_t committed = 0;  // older checkpoints are refused
   bool admitted_early = false;
   int64_t silent_every = 0;  // groups with such a number have equal rewards
   int64_t age = 0;  // of the versions that sampled tokens claim, in updates
@@ -699,6 +701,12 @@ TEST(Loop, BrokenCheckpointsArePassedOver) {
   bytes[bytes.size() / 2] ^= 1;
   ASSERT_TRUE(WriteFile(run + "/checkpoints/6/model.safetensors", bytes).ok());
   EXPECT_EQ(LoadNewestCheckpoint(run)->step, 4);
+  // The pool knows of more than the checkpoint before has: the fault is the damaged file, and the message must say so.
+  world.pool.committed = 6;
+  const Status refused = world.Run(Options(run, kBf16));
+  EXPECT_NE(refused.message().find("checkpoints/6: "), std::string::npos) << refused.ToString();
+  EXPECT_NE(refused.message().find("older than the committed step"), std::string::npos) << refused.ToString();
+  world.pool.committed = 0;
   ASSERT_TRUE(RemoveAll(run + "/checkpoints/4/optimizer.safetensors").ok());
   EXPECT_EQ(LoadNewestCheckpoint(run)->step, 2);
   ASSERT_TRUE(WriteFile(run + "/checkpoints/2/checkpoint.json", "{").ok());
