@@ -53,6 +53,7 @@ size_t LayerState::bytes() const {
 size_t ForwardPass::bytes() const {
   size_t n = final_x_.bytes() + head_hi_.bytes() + head_lo_.bytes();
   for (const LayerState& s : states_) n += s.bytes();
+  for (const Buffer& b : inputs_) n += b.bytes();
   for (const Buffer& b : scratch_) n += b.bytes();
   return n;
 }
@@ -147,7 +148,17 @@ void ForwardPass::RunGemm(const cpu::Ops& ops, cpu::Gemm g, bool split) {
   });
 }
 
-void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan& plan, bool keep) {
+void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan& plan, Keep keep) {
+  keep_ = keep;
+  Run(weights, pool, plan, 0, weights.config().layers, /*again=*/false);
+}
+
+void ForwardPass::Again(const ComputeWeights& weights, KvPool& pool, const Plan& plan, int layer) {
+  TEMPER_CHECK(keep_ == Keep::kInputs) << "no inputs of layers were kept";
+  Run(weights, pool, plan, layer, layer + 1, /*again=*/true);
+}
+
+void ForwardPass::Run(const ComputeWeights& weights, KvPool& pool, const Plan& plan, int begin, int end, bool again) {
   FlushDenormals mode;
   const ModelConfig& c = weights.config();
   const Shapes s(c);
@@ -156,10 +167,17 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
   const int element = ops.element_bytes;
   const int rows = plan.rows(), padded = RoundUp(rows, 32);
   const auto eps = static_cast<float>(c.rms_eps);
-  states_.resize(std::max<size_t>(states_.size(), keep ? c.layers : 1));
+  const bool all = keep_ == Keep::kAll;
+  states_.resize(std::max<size_t>(states_.size(), all ? c.layers : 1));
+  if (keep_ == Keep::kInputs) {
+    inputs_.resize(c.layers);
+    // An input moves into the layer's state, where the backward pass looks for it.
+    if (again) std::swap(states_[0].x, inputs_[begin]);
+    else for (Buffer& b : inputs_) b.Get<float>(static_cast<size_t>(rows) * s.width);
+  }
   scratch_.resize(engine_.threads().count());
 
-  for (int l = 0; l < (keep ? c.layers : 1); ++l) {
+  for (int l = 0; l < (all ? c.layers : 1); ++l) {
     LayerState& state = states_[l];
     const auto e_rows = [&](Buffer& b, int depth) { b.Get<std::byte>(static_cast<size_t>(padded) * depth * element); };
     state.x.Get<float>(static_cast<size_t>(rows) * s.width);
@@ -192,7 +210,8 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
     }
   }
   final_x_.Get<float>(static_cast<size_t>(rows) * s.width);
-  const auto state_of = [&](int l) -> LayerState& { return states_[keep ? l : 0]; };
+  const auto state_of = [&](int l) -> LayerState& { return states_[all ? l : 0]; };
+  const auto input_of = [&](int l) { return (keep_ == Keep::kInputs && !again ? inputs_[l] : state_of(l).x).as<float>(); };
 
   const int tile_rows = TileTokens(c) * s.group;
   const int threads = UsefulThreads(weights, rows, engine_.threads().count());
@@ -212,7 +231,7 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
     const ComputeWeights::Layer& w = weights.layer(l);
     auto* h1 = state.h1.as<std::byte>() + static_cast<size_t>(r0) * s.width_depth * element;
     for (int r = r0; r < r1; ++r) {
-      ops.rms_norm(state.x.as<float>() + static_cast<size_t>(r) * s.width, w.input_gain, eps, s.width, s.width_depth,
+      ops.rms_norm(input_of(l) + static_cast<size_t>(r) * s.width, w.input_gain, eps, s.width, s.width_depth,
                    state.h1.as<std::byte>() + static_cast<size_t>(r) * s.width_depth * element, nullptr,
                    state.r1.as<float>() + r);
     }
@@ -322,7 +341,7 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
   const auto after_attention = [&](int l, int r0, int r1) {
     LayerState& state = state_of(l);
     const ComputeWeights::Layer& w = weights.layer(l);
-    float* next = l + 1 < c.layers ? state_of(l + 1).x.as<float>() : final_x_.as<float>();
+    float* next = l + 1 < c.layers && !again ? input_of(l + 1) : final_x_.as<float>();
     const auto e_row = [&](Buffer& b, int r, int depth) {
       return b.as<std::byte>() + static_cast<size_t>(r) * depth * element;
     };
@@ -332,7 +351,7 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
     }
     float* mid = state.x_mid.as<float>() + residual;
     add_product(e_row(state.oe, r0, s.q_depth), s.q_depth, w.o, w.attention_gain, state.attention, state.r_attention,
-                state.x.as<float>() + residual, r0, r1, mid);
+                input_of(l) + residual, r0, r1, mid);
     for (int r = r0; r < r1; ++r) {
       ops.rms_norm(state.x_mid.as<float>() + static_cast<size_t>(r) * s.width, w.mlp_gain, eps, s.width, s.width_depth,
                    e_row(state.h2, r, s.width_depth), nullptr, state.r2.as<float>() + r);
@@ -346,6 +365,7 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
       const float* gate = state.gate_up.as<float>() + static_cast<size_t>(r) * s.gate_up_rows;
       activate(gate, gate + s.gate_rows, s.ffn, s.ffn_depth, e_row(state.act, r, s.ffn_depth));
     }
+    if (again && !w.out_gain) return;  // nothing before the layer's output needs it
     add_product(e_row(state.act, r0, s.ffn_depth), s.ffn_depth, w.down, w.out_gain, state.mlp, state.r_mlp, mid, r0, r1,
                 next + residual);
   };
@@ -358,20 +378,20 @@ void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan
         [&](int i, int thread) { body(i * block, std::min(rows, (i + 1) * block), thread); });
   };
 
-  float* x0 = state_of(0).x.as<float>();
+  float* x0 = input_of(begin);
   stage([&](int r0, int r1, int thread) {
-    for (int r = r0; r < r1; ++r) {
+    for (int r = r0; r < r1 && !again; ++r) {
       float* row = x0 + static_cast<size_t>(r) * s.width;
       EmbeddingRow(weights, plan.token[r], row);
       if (weights.spec().embedding_scale != 1) ops.scale(row, static_cast<float>(weights.spec().embedding_scale), s.width);
     }
-    before_attention(0, r0, r1, thread);
+    before_attention(begin, r0, r1, thread);
   });
-  for (int l = 0; l < c.layers; ++l) {
+  for (int l = begin; l < end; ++l) {
     attention(l);
     stage([&](int r0, int r1, int thread) {
       after_attention(l, r0, r1);
-      if (l + 1 < c.layers) before_attention(l + 1, r0, r1, thread);
+      if (l + 1 < end) before_attention(l + 1, r0, r1, thread);
     });
   }
 }

@@ -76,6 +76,13 @@ struct LayerState {
   size_t bytes() const;
 };
 
+// What Layers leaves for a backward pass.
+enum class Keep {
+  kNothing,
+  kInputs,  // the residual at each layer's input; Again computes the rest of a layer when it is needed
+  kAll,
+};
+
 struct HeadRow {
   int32_t row;
   float inv_temperature;
@@ -85,8 +92,10 @@ class ForwardPass {
  public:
   explicit ForwardPass(Engine& engine) : engine_(engine) {}
 
-  // Runs all layers. keep: every layer gets a LayerState of its own, else they share one.
-  void Layers(const ComputeWeights& weights, KvPool& pool, const Plan& plan, bool keep);
+  // Runs all layers. kAll: every layer gets a LayerState of its own, else they share one.
+  void Layers(const ComputeWeights& weights, KvPool& pool, const Plan& plan, Keep keep);
+  // After Layers with kInputs: state(layer) as kAll would have left it, to the bit. Each layer once, any order; final_x is gone.
+  void Again(const ComputeWeights& weights, KvPool& pool, const Plan& plan, int layer);
 
   // Logits of the given rows, times their 1/T, and log-sum-exp. `logits` (stride vocab) may be null: then rows are computed
   // block by block and live only during `on_row`. on_row (may be empty) runs on engine threads.
@@ -95,15 +104,20 @@ class ForwardPass {
 
   // After Layers: the last residual, fp32 [rows][width].
   const float* final_x() const { return final_x_.as<float>(); }
-  std::vector<LayerState>& states() { return states_; }
+  const LayerState& state(int layer) const { return states_[keep_ == Keep::kAll ? layer : 0]; }
   size_t bytes() const;
 
   // One GEMM, its columns split over the threads when `split`.
   void RunGemm(const cpu::Ops& ops, cpu::Gemm g, bool split);
 
  private:
+  // Layers [begin, end). `again`: the one layer is computed from its kept input.
+  void Run(const ComputeWeights& weights, KvPool& pool, const Plan& plan, int begin, int end, bool again);
+
   Engine& engine_;
+  Keep keep_ = Keep::kNothing;
   std::vector<LayerState> states_;
+  std::vector<Buffer> inputs_;  // with kInputs, per layer: what stands in for LayerState::x
   Buffer final_x_;
   std::vector<Buffer> scratch_;  // per thread
   Buffer head_hi_, head_lo_;

@@ -66,7 +66,7 @@ std::span<const float> PagedForward::Run(const ComputeWeights& weights, std::spa
   plan.slot_begin.push_back(static_cast<int32_t>(plan.slots.size()));
   s.log_sum_exp.assign(s.head.size(), 0);
   if (plan.rows() == 0) return {};
-  s.pass.Layers(weights, s.pool, plan, /*keep=*/false);
+  s.pass.Layers(weights, s.pool, plan, Keep::kNothing);
   const size_t count = s.head.size() * c.vocab;
   float* logits = s.logits.Get<float>(count);
   s.pass.Head(weights, s.head, logits, s.log_sum_exp.data(), {});

@@ -143,6 +143,7 @@ struct TrainPass::State {
   const ComputeWeights* weights = nullptr;
   const TreeBatch* tree = nullptr;
   bool ready = false;  // a forward with keep is done and not yet used
+  bool recompute = false;  // of that forward
 
   // Head rows and the children whose log-probability each gives.
   std::vector<HeadRow> head;
@@ -183,7 +184,7 @@ size_t TrainPass::State::bytes() const {
 
 size_t TrainPass::bytes() const { return state_->bytes(); }
 
-size_t TrainPass::EstimateBytes(const ModelConfig& c, Profile profile, int64_t nodes, int64_t branches) {
+size_t TrainPass::EstimateBytes(const ModelConfig& c, Profile profile, int64_t nodes, int64_t branches, bool recompute) {
   const Shapes s(c);
   const size_t e = profile == Profile::kBf16 ? 2 : 4;
   const size_t rows = (nodes + 31) / 32 * 32 + 32;
@@ -204,7 +205,8 @@ size_t TrainPass::EstimateBytes(const ModelConfig& c, Profile profile, int64_t n
                                                    s.q_depth) * (s.width_depth + 32));
   // Attention backward gathers a root's queries once a KV head: q, dO, both as panels, dQ.
   const size_t gathered = static_cast<size_t>(c.heads) * (4 * e + 4) * s.head_depth;
-  return rows * (c.layers * layer + backward + gathered + e * 2 * s.width_depth) +
+  const size_t layers = recompute ? layer + 4 * (c.layers + size_t{1}) * s.width : c.layers * layer;
+  return rows * (layers + backward + gathered + e * 2 * s.width_depth) +
          pages * (KvPool::PageBytes(c, profile) + 2 * 4 * kPagePositions * c.kv_heads * s.head_width) + head + matrices +
          (size_t{64} << 20);
 }
@@ -289,7 +291,8 @@ Result<std::span<const float>> TrainPass::Forward(const ComputeWeights& weights,
   s.tree_plan = PlanTree(tree, TileTokens(c));
   s.PreparePages(c, weights.profile());
   s.MakeHeadRows(options.wanted);
-  s.pass.Layers(weights, *s.pool, s.tree_plan.plan, options.keep);
+  s.recompute = options.recompute;
+  s.pass.Layers(weights, *s.pool, s.tree_plan.plan, !options.keep ? Keep::kNothing : options.recompute ? Keep::kInputs : Keep::kAll);
 
   s.logprobs.assign(n, kNan);
   s.log_sum_exp.assign(s.head.size(), 0);
@@ -336,7 +339,10 @@ void TrainPass::Backward(std::span<const float> coef, Gradients& grads) {
   s.scratch.resize(s.engine.threads().count());
   std::memset(s.dx.Get<float>(static_cast<size_t>(rows) * c.width), 0, static_cast<size_t>(rows) * c.width * sizeof(float));
   s.BackwardHead(coef, grads);
-  for (int l = c.layers - 1; l >= 0; --l) s.BackwardLayer(l, grads);
+  for (int l = c.layers - 1; l >= 0; --l) {
+    if (s.recompute) s.pass.Again(*s.weights, *s.pool, s.tree_plan.plan, l);
+    s.BackwardLayer(l, grads);
+  }
   // The embedding of every row, in batch order.
   float* embedding = grads.tensor(0).data();
   for (int r = 0; r < rows; ++r) {
@@ -478,7 +484,7 @@ void TrainPass::State::BackwardAttention(int l) {
   const size_t e = ops.element_bytes;
   const int rows = tree->size();
   const Plan& plan = tree_plan.plan;
-  const LayerState& state = pass.states()[l];
+  const LayerState& state = pass.state(l);
   const ComputeWeights::Layer& w = weights->layer(l);
   const RopeTable& rope = *w.rope;
   const int dqkv_depth = RoundUp(s.qkv_rows, 32);
@@ -636,7 +642,7 @@ void TrainPass::State::BackwardLayer(int l, Gradients& grads) {
   const size_t e = ops.element_bytes;
   Threads& threads = engine.threads();
   const int rows = tree->size(), padded = RoundUp(rows, 32);
-  LayerState& state = pass.states()[l];
+  const LayerState& state = pass.state(l);
   const ComputeWeights::Layer& w = weights->layer(l);
   const int gu_depth = RoundUp(s.gate_up_rows, 32), dqkv_depth = RoundUp(s.qkv_rows, 32), width16 = RoundUp(s.width, 16);
 

@@ -27,6 +27,9 @@ struct ForwardOptions {
   // tool output need none). Empty: all. Does not change the numbers of those computed.
   std::span<const uint8_t> wanted;
   bool keep = true;  // false: logprobs only, nothing is kept for a backward pass
+  // Keep only the input of every layer; Backward computes each layer again. The same bits, for about a third more time and a fraction
+  // of the memory.
+  bool recompute = false;
   // When set, called once for every node (from engine threads, in no fixed order, several at a time) with its logits times
   // `row_inv_temperature` (NaN: the node's own 1/T) and their log-sum-exp: the distribution of the token after it.
   std::function<void(int node, const float* logits, float log_sum_exp)> on_row;
@@ -55,7 +58,7 @@ class TrainPass {
   // Bytes of activations, pages and scratch held now.
   size_t bytes() const;
   // An upper bound of bytes() for a batch with these counts (`branches`: unforked runs of nodes).
-  static size_t EstimateBytes(const ModelConfig& config, Profile profile, int64_t nodes, int64_t branches);
+  static size_t EstimateBytes(const ModelConfig& config, Profile profile, int64_t nodes, int64_t branches, bool recompute = false);
 
  private:
   struct State;

@@ -259,6 +259,38 @@ TEST_P(Exactness, GradientsAreTheSameForAllThreadsAndPaths) {
   }
 }
 
+// Could go wrong: a layer computed again in the backward pass is another one than the forward pass saw.
+TEST_P(Exactness, LayersComputedAgainAreTheSame) {
+  std::mt19937_64 rng(6);
+  const ModelConfig c = config();
+  const ComputeWeights weights = ComputeWeights::FromParameters(TestParameters(c, 3), profile());
+  TreeBuilder builder;
+  const float t = 1.25f;
+  for (const auto& row : ForkedRows(rng, c.vocab, 140)) builder.AddRow(row, std::span(&t, 1));
+  const TreeBatch tree = builder.Build(nullptr);
+  std::vector<float> coef(tree.size());
+  for (float& x : coef) x = static_cast<float>(rng() % 2001) / 1000 - 1;
+  auto engine = MakeEngine(CpuPath::kAuto, 2);
+  TrainPass pass(*engine);
+  std::vector<float> logprobs, gradient;
+  for (const bool recompute : {false, true, true, false}) {  // also after each other, in used buffers
+    ForwardOptions options;
+    options.recompute = recompute;
+    const auto row = pass.Forward(weights, tree, options);
+    ASSERT_TRUE(row.ok());
+    const std::vector<float> got_logprobs(row->begin(), row->end());
+    Gradients grads(c);
+    pass.Backward(coef, grads);
+    const std::vector<float> got(grads.flat().begin(), grads.flat().end());
+    if (gradient.empty()) {
+      logprobs = got_logprobs;
+      gradient = got;
+    }
+    EXPECT_TRUE(SameBits(logprobs, got_logprobs)) << recompute;
+    EXPECT_TRUE(SameBits(gradient, got)) << recompute;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, Exactness,
                          testing::Combine(testing::Values(Profile::kBf16, Profile::kF32), testing::ValuesIn(AllConfigs())),
                          [](const auto& which) {

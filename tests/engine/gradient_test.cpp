@@ -229,7 +229,7 @@ TEST(TrainPass, EstimateBoundsTheBytes) {
     if (c.family == Family::kQwen2 || c.family == Family::kMistral) continue;  // keep what Llama keeps
     SCOPED_TRACE(name);
     const ComputeWeights weights = ComputeWeights::FromParameters(TestParameters(c, 7), Profile::kBf16);
-    for (int rows : {1, 40}) {
+    for (const auto& [rows, recompute] : {std::pair(1, false), {40, false}, {1, true}, {40, true}}) {
       std::mt19937_64 rng(rows);
       TreeBuilder builder;
       const float one = 1;
@@ -237,10 +237,12 @@ TEST(TrainPass, EstimateBoundsTheBytes) {
       const TreeBatch tree = builder.Build(nullptr);
       auto engine = MakeEngine(CpuPath::kAuto, 2);
       TrainPass pass(*engine);
-      ASSERT_TRUE(pass.Forward(weights, tree).ok());
+      ForwardOptions options;
+      options.recompute = recompute;
+      ASSERT_TRUE(pass.Forward(weights, tree, options).ok());
       Gradients grads(c);
       pass.Backward(std::vector<float>(tree.size(), 1), grads);
-      const size_t estimate = TrainPass::EstimateBytes(c, Profile::kBf16, tree.size(), rows);
+      const size_t estimate = TrainPass::EstimateBytes(c, Profile::kBf16, tree.size(), rows, recompute);
       EXPECT_LE(pass.bytes(), estimate - (size_t{64} << 20));  // what it allows for the scratch of many threads is not needed
       EXPECT_GE(2 * pass.bytes() + (size_t{200} << 20), estimate);
     }
