@@ -206,7 +206,9 @@ int Run(int argc, char** argv) {
   auto model = PolicyConfig(job);
   if (!model.ok()) return Complain("run", AtItsPlace(loaded->config, model.status()), 2);
   if (Status s = CheckReferences(job, BuildFolder()); !s.ok()) return Complain("run", AtItsPlace(loaded->config, s), 2);
-  auto plan = MakePlan(job, *model, ThisMachine());
+  auto others = ReadOtherModels(job, *model);
+  if (!others.ok()) return Complain("run", AtItsPlace(loaded->config, others.status()), 2);
+  auto plan = MakePlan(job, *model, ThisMachine(), *others);
   if (!plan.ok()) return Complain("run", AtItsPlace(loaded->config, plan.status()), 2);
   const std::vector<sandbox::Need> needs = sandbox::TrySandboxNeeds(job.sandbox.cgroups);
   const std::string printed_plan = PrintPlan(job, *plan) + PlanOfNeeds(needs);
@@ -343,7 +345,8 @@ int Doctor(int argc, char** argv) {
     if (!loaded.ok()) return Complain("doctor", loaded.status().message(), 2);
     cgroups = loaded->job.sandbox.cgroups;
     auto model = PolicyConfig(loaded->job);
-    auto made = model.ok() ? MakePlan(loaded->job, *model, machine) : Result<Plan>(model.status());
+    auto others = model.ok() ? ReadOtherModels(loaded->job, *model) : Result<OtherModels>(model.status());
+    auto made = others.ok() ? MakePlan(loaded->job, *model, machine, *others) : Result<Plan>(others.status());
     if (made.ok()) plan = std::move(*made);
     job_needs.push_back(made.ok() ? sandbox::Need{"job", sandbox::Need::State::kOk, path + " can be planned", "", ""}
                                   : sandbox::Need{"job", sandbox::Need::State::kMissing, made.status().message(), "this job cannot run here", "change that key"});

@@ -1,5 +1,8 @@
 #include "job/initial_model.h"
 
+#include <tuple>
+#include <utility>
+
 #include "agents/task.h"
 #include "agents/terminal_tasks.h"
 #include "common/rng.h"
@@ -7,6 +10,7 @@
 #include "engine/parameters.h"
 #include "text/task_vocabulary.h"
 #include "text/tokenizer.h"
+#include "trainer/frozen_model.h"
 
 namespace temper::job {
 namespace {
@@ -67,6 +71,31 @@ Result<engine::ModelConfig> PolicyConfig(const Job& job) {
   auto file = engine::LoadModelConfig(job.model.path);
   if (!file.ok()) return file.status().WithContext("model.path");
   return file->config;
+}
+
+Result<OtherModels> ReadOtherModels(const Job& job, const engine::ModelConfig& policy) {
+  OtherModels others;
+  const trainer::Algorithm& algorithm = job.algorithm.algorithm;
+  if (algorithm.ReadsReference() && job.trainer.reference.empty()) others.reference = policy;
+  std::optional<text::TextFiles> text;
+  const std::tuple<const char*, const std::string&, std::optional<engine::ModelConfig>*> named[] = {
+      {"trainer.reference", job.trainer.reference, &others.reference}, {"trainer.teacher", job.trainer.teacher, &others.teacher}};
+  for (const auto& [key, path, config] : named) {
+    if (path.empty()) continue;
+    auto file = engine::LoadModelConfig(path);
+    if (!file.ok()) return file.status().WithContext(key);
+    if (!text) {
+      if (job.model.create) {
+        ASSIGN_OR_RETURN(Created created, Create(job));
+        text = std::move(created.text);
+      } else {
+        ASSIGN_OR_RETURN(text, engine::LoadTextFiles(job.model.path));
+      }
+    }
+    if (Status s = trainer::CheckFrozenModel(path, file->config, file->text, policy, *text); !s.ok()) return s.WithContext(key);
+    *config = file->config;
+  }
+  return others;
 }
 
 std::string PolicyPath(const Job& job, const std::string& run_dir) {

@@ -266,9 +266,35 @@ void ReadOptimizer(ConfigBlock root, Job* job) {
   out.eps = block.Double("eps", 1e-15, {.min = 0, .max = 1});
   out.weight_decay = block.Double("weight_decay", 0, {.min = 0, .max = 10});
   out.clip_norm = block.Double("clip_norm", 1, {.min = 0});
-  out.schedule = block.Choice("schedule", "constant", {"constant", "linear", "cosine"});
+  out.schedule = block.Choice("schedule", "constant", {"constant", "linear", "cosine", "wsd"});
+  if (out.schedule == "wsd") {
+    block.Require("decay_steps", "over how many of the last steps the rate falls to 0");
+    out.decay_steps = block.Int("decay_steps", 0, {.min = 1, .max = 1e9});
+  } else {
+    block.Refuse("decay_steps", "is read with schedule: wsd only");
+  }
+  out.skip_limit = block.Int("skip_limit", 0, {.min = 0, .max = 1e6});
   out.warmup_steps = block.Int("warmup_steps", 0, {.min = 0, .max = 1e9});
   block.Finish();
+}
+
+// The models beside the policy, where the algorithm reads their logprobs.
+void ReadOtherModels(ConfigBlock& block, Job* job) {
+  const trainer::Algorithm& algorithm = job->algorithm.algorithm;
+  if (!algorithm.loss.kind) return;  // the algorithm has a mistake of its own
+  if (algorithm.ReadsReference()) {
+    const std::string name = block.String("reference", "start");
+    if (name.empty()) block.Fail("reference", "is empty: 'start' or a model");
+    if (name != "start") job->trainer.reference = name;
+  } else {
+    block.Refuse("reference", "has no effect: only algorithm.kl and the loss kinds dpo and ipo compare with a reference");
+  }
+  if (algorithm.ReadsTeacher()) {
+    block.Require("teacher", "a model with the policy's tokens, whose logprobs algorithm.distillation reads");
+    job->trainer.teacher = block.String("teacher", "");
+  } else {
+    block.Refuse("teacher", "has no effect: only algorithm.distillation reads a teacher");
+  }
 }
 
 void ReadTrainer(ConfigBlock root, Job* job) {
@@ -290,14 +316,22 @@ void ReadTrainer(ConfigBlock root, Job* job) {
   }
   out.memory_bytes = block.SizeOrAuto("memory", {.min = 1 << 20});
   out.tree = block.Choice("tree", "on", {"on", "off"}) == "on";
-  if (out.tree) out.prove_tree = block.Choice("prove_tree", "first_step", {"first_step", "off"}) == "first_step";
-  else {
+  if (out.tree) {
+    const std::string prove = block.Choice("prove_tree", "first_step", {"first_step", "every_n", "off"});
+    out.prove_tree = prove != "off";
+    if (prove == "every_n") out.prove_every = block.Int("prove_every", 10, {.min = 1, .max = 1e9});
+    else block.Refuse("prove_every", "is read with prove_tree: every_n only");
+  } else {
+    block.Refuse("prove_every", "has no effect with trainer.tree: off");
     block.Refuse("prove_tree", "has no effect with trainer.tree: off");
     out.prove_tree = false;
   }
   out.checkpoint_every = block.Int("checkpoint_every", 10, {.min = 1, .max = 1e9});
   out.keep = block.Int("keep", 3, {.min = 1, .max = 1e6});
+  if (job->tasks.eval) out.keep_best = block.Bool("keep_best", false);
+  else block.Refuse("keep_best", "has no effect without tasks.eval");
   out.permute_rewards = block.Bool("permute_rewards", false);
+  ReadOtherModels(block, job);
   block.Finish();
 }
 
@@ -345,6 +379,12 @@ void CrossCheck(Config& config, Job* job) {
   }
   if (job->optimizer.warmup_steps > job->trainer.steps) {
     config.Fail("optimizer.warmup_steps", "longer than the job (trainer.steps is " + std::to_string(job->trainer.steps) + ")");
+  }
+  if (const trainer::LossKind* kind = job->algorithm.algorithm.loss.kind; kind && kind->pairs && (job->pool.G != 2 || job->pool.extra != 0)) {
+    config.Fail("pool.group_size", std::string("loss kind ") + kind->name + " takes pairs: 2, without pool.extra");
+  }
+  if (job->optimizer.warmup_steps + job->optimizer.decay_steps > job->trainer.steps && job->optimizer.decay_steps > 0) {
+    config.Fail("optimizer.decay_steps", "with the warm-up longer than the job (trainer.steps is " + std::to_string(job->trainer.steps) + ")");
   }
   if (job->trainer.permute_rewards && job->pool.G < 2) {
     config.Fail("trainer.permute_rewards", "has no effect with groups of one");

@@ -78,8 +78,10 @@ struct Job {
   struct Optimizer {
     double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
     double clip_norm = 0;  // 0 = off
-    std::string schedule;  // constant | linear | cosine
+    std::string schedule;  // constant | linear | cosine | wsd
     int64_t warmup_steps = 0;
+    int64_t decay_steps = 0;  // of wsd
+    int64_t skip_limit = 0;   // steps in a row whose loss or gradient is no number
   } optimizer;
 
   struct Sft {
@@ -92,9 +94,13 @@ struct Job {
     std::optional<int64_t> memory_bytes;  // absent: from what the machine has
     bool tree = true;
     bool prove_tree = true;
+    int64_t prove_every = 0;  // 0 = on the first step alone
     int64_t checkpoint_every = 0;
     int64_t keep = 0;
+    bool keep_best = false;
     bool permute_rewards = false;
+    std::string reference;  // a model that a KL or a preference loss compares with; empty = the weights of version 0
+    std::string teacher;    // a model to distil from; empty where the algorithm has none
   } trainer;
 
   struct Rollout {

@@ -12,8 +12,10 @@ trainer::AdamWOptions MakeOptimizer(const Job& job) {
   options.clip_norm = job.optimizer.clip_norm;
   options.warmup_steps = job.optimizer.warmup_steps;
   options.total_steps = job.trainer.steps;
+  options.decay_steps = job.optimizer.decay_steps;
   options.schedule = job.optimizer.schedule == "linear"   ? trainer::Schedule::kLinear
                      : job.optimizer.schedule == "cosine" ? trainer::Schedule::kCosine
+                     : job.optimizer.schedule == "wsd"    ? trainer::Schedule::kWsd
                                                           : trainer::Schedule::kConstant;
   return options;
 }

@@ -19,7 +19,7 @@ constexpr int64_t kAutoTrainerBytes = 4096 * kMiB;
 
 }  // namespace
 
-Result<Plan> MakePlan(const Job& job, const engine::ModelConfig& model, const Machine& machine) {
+Result<Plan> MakePlan(const Job& job, const engine::ModelConfig& model, const Machine& machine, const OtherModels& others) {
   Plan plan;
   plan.model = model;
   for (const engine::TensorSpec& tensor : engine::TensorSpecs(model)) plan.parameters += tensor.size;
@@ -62,7 +62,9 @@ Result<Plan> MakePlan(const Job& job, const engine::ModelConfig& model, const Ma
   }
 
   // Master weights, gradients and two moments in fp32, and up to three compute forms (served, next, still mapped).
-  const int64_t trainer_fixed = plan.parameters * 16 + 3 * plan.weight_bytes;
+  if (others.reference) plan.reference_bytes = static_cast<int64_t>(engine::ComputeBytes(*others.reference, profile));
+  if (others.teacher) plan.teacher_bytes = static_cast<int64_t>(engine::ComputeBytes(*others.teacher, profile));
+  const int64_t trainer_fixed = plan.parameters * 16 + 3 * plan.weight_bytes + plan.reference_bytes + plan.teacher_bytes;
   plan.processes = {
       {"supervisor", "starts, watches and ends the others", kProcessBytes},
       {"janitor", "makes sandboxes, removes everything at the end", 4 * kMiB},
@@ -100,6 +102,11 @@ std::string PrintPlan(const Job& job, const Plan& plan) {
   line("training", fmt::format("{} steps of {} groups of {} rollouts: {} rollouts{}", job.trainer.steps, job.pool.P, job.pool.G, plan.rollouts,
                                job.trainer.sft ? fmt::format(", after {} tokens of warm-up", job.trainer.sft->tokens) : ""));
   if (!job.algorithm.recipe_source.empty()) line("objective", "recipe as in " + job.algorithm.recipe_source);
+  if (plan.reference_bytes > 0) {
+    const bool start = job.trainer.reference.empty();
+    line("reference", fmt::format("{}, {} in the trainer", start ? "the weights of version 0" : job.trainer.reference, FormatSize(plan.reference_bytes)));
+  }
+  if (plan.teacher_bytes > 0) line("teacher", fmt::format("{}, {} in the trainer", job.trainer.teacher, FormatSize(plan.teacher_bytes)));
   line("pool", fmt::format("B = {} slots, window W = {}, staleness S = {}, never above {}", plan.slots,
                            plan.window ? std::to_string(*plan.window) : "none", job.pool.S,
                            plan.bound ? fmt::format("{} updates", *plan.bound) : "(no bound with areal)"));
@@ -137,6 +144,8 @@ std::string PlanToJson(const Job& job, const Plan& plan) {
   w.Key("steps").Int(job.trainer.steps).Key("rollouts").Int(plan.rollouts).Key("concurrency").Int(plan.concurrency);
   w.Key("weightsync").BeginObject().Key("transport").String("shm").Key("bytes").Int(plan.weight_bytes).Key("workers").Int(job.rollout.workers).EndObject();
   w.Key("memory").BeginObject().Key("trainer_bytes").Int(plan.trainer_memory_bytes).Key("kv_bytes").Int(plan.kv_memory_bytes);
+  if (plan.reference_bytes > 0) w.Key("reference_bytes").Int(plan.reference_bytes);
+  if (plan.teacher_bytes > 0) w.Key("teacher_bytes").Int(plan.teacher_bytes);
   w.Key("all_bytes").Int(plan.memory_bytes).EndObject();
   w.Key("processes").BeginArray();
   for (const PlannedProcess& process : plan.processes) {

@@ -17,6 +17,11 @@ struct Machine {
   std::vector<std::string> cpu_paths;  // the engine's, slowest first
 };
 
+// Sizes of the models beside the policy that the algorithm reads.
+struct OtherModels {
+  std::optional<engine::ModelConfig> reference, teacher;
+};
+
 struct PlannedProcess {
   std::string name;  // "trainer", "rollout-0", …; one of them is the supervisor itself
   std::string does;
@@ -33,14 +38,15 @@ struct Plan {
   std::optional<int64_t> bound;     // staleness in updates; nothing with areal
   int64_t rollouts = 0;             // of a whole job without failures
   int64_t concurrency = 0;          // attempts played at once
+  int64_t reference_bytes = 0, teacher_bytes = 0;  // of the models beside the policy; 0 = none
   int64_t trainer_memory_bytes = 0;  // for activations; fixed here, kept on resume
   int64_t kv_memory_bytes = 0;       // of each worker
   std::vector<PlannedProcess> processes;
   int64_t memory_bytes = 0;  // sum over the processes
 };
 
-// kInvalidArgument: the job cannot run on this machine, and which key to change.
-Result<Plan> MakePlan(const Job& job, const engine::ModelConfig& model, const Machine& machine);
+// `others`: the models beside the policy. kInvalidArgument: the job cannot run on this machine, and which key to change.
+Result<Plan> MakePlan(const Job& job, const engine::ModelConfig& model, const Machine& machine, const OtherModels& others = {});
 
 // The values of the job with their sources, then the plan, for people. `entries` in the order of the schema.
 std::string PrintValues(const std::vector<ConfigEntry>& entries);

@@ -222,13 +222,18 @@ Result<int> ServeTrainer(RoleContext& context) {
   training.seed = job.seed;
   ASSIGN_OR_RETURN(training.profile, engine::ParseProfile(job.numerics));
   training.algorithm = job.algorithm;
+  training.reference = job.trainer.reference;
+  training.teacher = job.trainer.teacher;
   training.optimizer = MakeOptimizer(job);
   training.steps = job.trainer.steps;
   training.checkpoint_every = job.trainer.checkpoint_every;
   training.keep = static_cast<int>(job.trainer.keep);
+  training.keep_best = job.trainer.keep_best;
+  training.skip_limit = job.optimizer.skip_limit;
   training.memory_bytes = context.trainer_memory_bytes;
   training.tree = job.trainer.tree;
   training.prove_tree = job.trainer.prove_tree;
+  training.prove_every = job.trainer.prove_every;
   training.permute_rewards = job.trainer.permute_rewards;
   training.eval_every = job.eval.every;
   training.evaluate = job.tasks.eval.has_value();

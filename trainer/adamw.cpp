@@ -35,6 +35,10 @@ std::vector<Block> Blocks(const engine::Parameters& params) {
 double LearningRate(const AdamWOptions& options, int64_t step) {
   if (step < options.warmup_steps) return options.lr * static_cast<double>(step + 1) / static_cast<double>(options.warmup_steps);
   if (options.schedule == Schedule::kConstant) return options.lr;
+  if (options.schedule == Schedule::kWsd) {
+    const double left = static_cast<double>(std::max<int64_t>(0, options.total_steps - step));
+    return options.lr * std::min(1.0, left / static_cast<double>(std::max<int64_t>(1, options.decay_steps)));
+  }
   const double span = static_cast<double>(std::max<int64_t>(1, options.total_steps - options.warmup_steps));
   const double progress = std::min(1.0, static_cast<double>(step - options.warmup_steps) / span);
   if (options.schedule == Schedule::kLinear) return options.lr * (1 - progress);

@@ -10,7 +10,7 @@
 
 namespace temper::trainer {
 
-enum class Schedule { kConstant, kLinear, kCosine };
+enum class Schedule { kConstant, kLinear, kCosine, kWsd };
 
 struct AdamWOptions {
   double lr = 3e-4;
@@ -19,8 +19,9 @@ struct AdamWOptions {
   double weight_decay = 0;  // decoupled, on matrices only (not on norm gains)
   double clip_norm = 1;     // 0 = no clipping
   int64_t warmup_steps = 0;  // lr rises linearly from lr / warmup_steps to lr
-  Schedule schedule = Schedule::kConstant;  // linear, cosine: to 0 at total_steps
-  int64_t total_steps = 0;   // read by linear and cosine
+  Schedule schedule = Schedule::kConstant;  // linear, cosine: to 0 at total_steps; wsd: constant, then linearly to 0 over the last decay_steps
+  int64_t total_steps = 0;   // read by all but constant
+  int64_t decay_steps = 0;   // read by wsd
 };
 
 // The learning rate of step `step` (from 0).

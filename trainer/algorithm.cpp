@@ -790,15 +790,8 @@ Status CheckAlgorithmForRun(const Algorithm& a, int64_t staleness, const std::st
   auto later = [&](const char* path, const std::string& why) {
     return Unimplemented(fmt::format("{}.{}: {}; `temper train loss` computes it", root, path, why));
   };
-  if (a.loss.kind->pairs) {
-    return later("loss.kind", fmt::format("a job cannot run {} yet: it needs pairs of a chosen and a rejected reply and the logprobs of a "
-                                          "reference model", a.loss.kind->name));
-  }
-  if (a.distillation.kind != DistillationKind::kNone) {
-    return later("distillation.kind", "a job cannot distil yet: it needs a teacher model beside the policy");
-  }
-  if (a.kl.where != KlWhere::kNone) {
-    return later("kl.where", "a job cannot take a KL yet: it needs a reference model beside the policy");
+  if (a.ReadsTeacherTop()) {
+    return later("distillation.kind", "a job cannot run topk_forward_kl yet: it needs the teacher's likeliest tokens; policy_gradient runs");
   }
   if (a.ReadsValues()) return later("advantage.credit", "a job cannot run gae yet: it needs the values of a critic");
   if (a.reward.process_coef != 1) {

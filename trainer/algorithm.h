@@ -107,11 +107,13 @@ struct Algorithm {
   bool AdvantagesDifferByToken() const { return advantage.credit != Credit::kRollout || ReadsTeacher(); }
   // Whether a token's coefficient is 0 where its advantage is.
   bool SilentWithoutAdvantage() const {
-    return loss.kind->reads_advantages && loss.drift == 0 && kl.where != KlWhere::kLoss &&
-           distillation.kind == DistillationKind::kNone;
+    return loss.kind->reads_advantages && loss.drift == 0 && kl.where == KlWhere::kNone && distillation.kind == DistillationKind::kNone;
   }
   // Whether a token's coefficient depends on the logprobs of other rollouts.
-  bool NeedsWholeBatch() const { return loss.kind->whole_batch || off_policy.normalize; }
+  bool NeedsWholeBatch() const {
+    // A KL in the reward reads logp_old, which is logp_new in a decoupled job, and a group's advantages read all its rewards.
+    return loss.kind->whole_batch || loss.kind->pairs || off_policy.normalize || (kl.where == KlWhere::kReward && off_policy.decoupled);
+  }
 };
 
 struct ParsedAlgorithm {
@@ -126,8 +128,8 @@ struct ParsedAlgorithm {
 };
 
 // What a training run cannot do, or not yet, though `temper train loss` does: kInvalidArgument for `reinforce` where staleness (updates)
-// makes logp_new differ from logp_old, as it has no ratio; kUnimplemented, with what is missing, for whatever needs a second model, a
-// critic, or rewards of turns.
+// makes logp_new differ from logp_old, as it has no ratio; kUnimplemented, with what is missing, for whatever needs a teacher's likeliest
+// tokens, a critic, or rewards of turns.
 Status CheckAlgorithmForRun(const Algorithm& algorithm, int64_t staleness, const std::string& root = "algorithm");
 
 // An error names the key by its path under `root` ("algorithm.loss.clip_low"), says why, and what would read it: kInvalidArgument.

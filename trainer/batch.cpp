@@ -167,6 +167,7 @@ Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options)
     BatchChunk chunk;
     chunk.tree = layout.Build(&index);
     chunk.silent = silent;
+    chunk.recompute = chunk.tree.size() > options.max_chunk_nodes;
     chunk.wanted.assign(static_cast<size_t>(chunk.tree.size()), 0);
     for (SampledToken* token : open) {
       token->node = index[token->node];
@@ -228,7 +229,7 @@ Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options)
 namespace {
 
 template <class LogprobOf>
-std::vector<LossGroup> LossGroups(const Batch& batch, bool decoupled, const LogprobOf& logprob_of) {
+std::vector<LossGroup> LossGroups(const Batch& batch, bool decoupled, const OtherLogprobs& others, const LogprobOf& logprob_of) {
   std::vector<LossGroup> out(batch.groups.size());
   for (size_t g = 0; g < batch.groups.size(); ++g) {
     for (size_t i = 0; i < batch.groups[g].rollouts.size(); ++i) {
@@ -242,6 +243,8 @@ std::vector<LossGroup> LossGroups(const Batch& batch, bool decoupled, const Logp
         r.logp_new.push_back(logprob_of(token));
         r.logp_old.push_back(decoupled ? r.logp_new.back() : token.logprob);
         if (decoupled) r.logp_rollout.push_back(token.logprob);
+        if (!others.reference.empty()) r.logp_ref.push_back(others.reference[token.chunk][token.node]);
+        if (!others.teacher.empty()) r.logp_teacher.push_back(others.teacher[token.chunk][token.node]);
         r.turn.push_back(token.turn);
         r.segment.push_back(token.segment);
       }
@@ -252,12 +255,13 @@ std::vector<LossGroup> LossGroups(const Batch& batch, bool decoupled, const Logp
 
 }  // namespace
 
-std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::vector<float>> logprobs, bool decoupled) {
-  return LossGroups(batch, decoupled, [&](const SampledToken& token) { return logprobs[token.chunk][token.node]; });
+std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::vector<float>> logprobs, bool decoupled,
+                                      const OtherLogprobs& others) {
+  return LossGroups(batch, decoupled, others, [&](const SampledToken& token) { return logprobs[token.chunk][token.node]; });
 }
 
 std::vector<LossGroup> RecordedLossGroups(const Batch& batch, bool decoupled) {
-  return LossGroups(batch, decoupled, [](const SampledToken& token) { return token.logprob; });
+  return LossGroups(batch, decoupled, {}, [](const SampledToken& token) { return token.logprob; });
 }
 
 std::vector<std::vector<float>> NodeCoefficients(const Batch& batch, const std::vector<std::vector<std::vector<double>>>& coef) {

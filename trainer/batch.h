@@ -34,6 +34,7 @@ struct BatchChunk {
   engine::TreeBatch tree;
   std::vector<uint8_t> wanted;  // per node: some rollout sampled it
   bool silent = false;          // of silent groups only: scored, never differentiated
+  bool recompute = false;       // larger than memory allows: layers are computed again in the backward pass
 };
 
 // How to score a chunk: sampled tokens only. `keep`: a backward pass follows; never for a silent chunk.
@@ -41,6 +42,7 @@ inline engine::ForwardOptions Wanting(const BatchChunk& chunk, bool keep = true)
   engine::ForwardOptions options;
   options.wanted = chunk.wanted;
   options.keep = keep && !chunk.silent;
+  options.recompute = chunk.recompute;
   return options;
 }
 
@@ -64,9 +66,15 @@ struct BatchOptions {
 // group or rollout twice.
 Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options);
 
+// Logprobs of the batch by the models beside the policy, [chunk][node]; empty where the settings read none.
+struct OtherLogprobs {
+  std::span<const std::vector<float>> reference, teacher;
+};
+
 // The input of ComputeLoss: one entry per sampled token. `logprobs[chunk][node]`. `decoupled` (off_policy.mode): logp_rollout is the
 // recorded logprob and logp_old the one given, since a batch is trained in one step; else logp_old is the recorded one.
-std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::vector<float>> logprobs, bool decoupled = false);
+std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::vector<float>> logprobs, bool decoupled = false,
+                                      const OtherLogprobs& others = {});
 
 // As if every logprob were the recorded one: what the rewards alone say of advantages.
 std::vector<LossGroup> RecordedLossGroups(const Batch& batch, bool decoupled = false);

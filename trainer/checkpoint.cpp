@@ -154,7 +154,7 @@ std::string SealManifest(std::string body) {
   return body + kSeal + hash + "\"}\n";
 }
 
-Status SaveCheckpoint(const std::string& run_dir, const Checkpoint& checkpoint, const text::TextFiles& text, int keep) {
+Status SaveCheckpoint(const std::string& run_dir, const Checkpoint& checkpoint, const text::TextFiles& text, int keep, int64_t best) {
   const std::string folder = Folder(run_dir);
   const std::string name = std::to_string(checkpoint.step);
   const std::string temporary = folder + "/" + kWriting + name, final_path = folder + "/" + name;
@@ -187,7 +187,7 @@ Status SaveCheckpoint(const std::string& run_dir, const Checkpoint& checkpoint, 
   int newer = 0;
   for (int64_t step : steps) {
     // What is newer was made before a rollback and is no longer part of this run.
-    if (step <= checkpoint.step && newer++ < keep) continue;
+    if (step <= checkpoint.step && (newer++ < keep || step == best)) continue;
     RETURN_IF_ERROR(RemoveAll(folder + "/" + std::to_string(step)));
   }
   // Of a save that did not end, at a step that this run may never reach again.
@@ -196,6 +196,20 @@ Status SaveCheckpoint(const std::string& run_dir, const Checkpoint& checkpoint, 
     if (entry.rfind(kWriting, 0) == 0) RETURN_IF_ERROR(RemoveAll(folder + "/" + entry));
   }
   return Status::Ok();
+}
+
+std::string StartModelPath(const std::string& run_dir) { return run_dir + "/reference"; }
+
+Status SaveStartModel(const std::string& run_dir, const engine::Parameters& params, const text::TextFiles& text) {
+  const std::string temporary = run_dir + "/" + kWriting + "reference";
+  RETURN_IF_ERROR(RemoveAll(temporary));
+  RETURN_IF_ERROR(engine::SaveHuggingFace(temporary, params.config(), params, text, engine::FileType::kF32));
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, ListDir(temporary));
+  for (const std::string& file : names) RETURN_IF_ERROR(SyncFile(temporary + "/" + file));
+  RETURN_IF_ERROR(SyncDir(temporary));
+  RETURN_IF_ERROR(RemoveAll(StartModelPath(run_dir)));
+  RETURN_IF_ERROR(Rename(temporary, StartModelPath(run_dir)));
+  return SyncDir(run_dir);
 }
 
 Result<Checkpoint> LoadNewestCheckpoint(const std::string& run_dir, std::string* passed_over) {

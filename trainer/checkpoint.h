@@ -27,8 +27,13 @@ struct Checkpoint {
   AdamW optimizer;
 };
 
-// Writes RUN/checkpoints/STEP, durable on return, then removes all but the newest `keep`.
-Status SaveCheckpoint(const std::string& run_dir, const Checkpoint& checkpoint, const text::TextFiles& text, int keep);
+// Writes RUN/checkpoints/STEP, durable on return, then removes all but the newest `keep` and that of step `best` (-1: none).
+Status SaveCheckpoint(const std::string& run_dir, const Checkpoint& checkpoint, const text::TextFiles& text, int keep, int64_t best = -1);
+
+// The weights of version 0 as a Hugging Face folder (fp32), durable on return: what a KL term compares with unless the job names a model.
+// They outlive the checkpoints.
+std::string StartModelPath(const std::string& run_dir);
+Status SaveStartModel(const std::string& run_dir, const engine::Parameters& params, const text::TextFiles& text);
 
 // checkpoint.json from its JSON object without "hash". What is loaded must be exactly such a text.
 std::string SealManifest(std::string body);

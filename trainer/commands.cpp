@@ -305,12 +305,14 @@ Result<std::string> TrainLoss(const std::string& input) {
   }
   w.Key("metrics").BeginObject();
   const LossMetrics& m = result.metrics;
-  const std::pair<const char*, double> mismatch[] = {
-      {"mismatch_k1", m.mismatch_k1}, {"mismatch_k3", m.mismatch_k3}, {"log_ppl_diff", m.log_ppl_diff},
-      {"ppl_ratio", m.ppl_ratio},     {"chi2_token", m.chi2_token},   {"chi2_seq", m.chi2_seq}};
-  for (const auto& [name, value] : mismatch) {
+  const std::tuple<const char*, bool, double> optional[] = {
+      {"mismatch_k1", m.has_mismatch, m.mismatch_k1}, {"mismatch_k3", m.has_mismatch, m.mismatch_k3},
+      {"log_ppl_diff", m.has_mismatch, m.log_ppl_diff}, {"ppl_ratio", m.has_mismatch, m.ppl_ratio},
+      {"chi2_token", m.has_mismatch, m.chi2_token}, {"chi2_seq", m.has_mismatch, m.chi2_seq},
+      {"kl_reference", m.has_reference, m.kl_reference}, {"kl_teacher", m.has_teacher, m.kl_teacher}};
+  for (const auto& [name, present, value] : optional) {
     w.Key(name);
-    if (m.has_mismatch) {
+    if (present) {
       w.Double(Plain(value));
     } else {
       w.Null();

@@ -17,6 +17,7 @@
 #include "engine/train_pass.h"
 #include "trainer/batch.h"
 #include "trainer/checkpoint.h"
+#include "trainer/frozen_model.h"
 #include "trainer/loss.h"
 #include "trainer/prove.h"
 
@@ -83,6 +84,7 @@ struct StepReport {
   int64_t staleness_max = 0;
   double staleness_mean = 0;
   AdamW::Report optimizer;
+  std::string skipped;  // why no optimizer step was taken; empty when one was
   bool again = false;
   double wait_s = 0, forward_s = 0, backward_s = 0, optimizer_s = 0, publish_s = 0, checkpoint_s = 0, wall_s = 0;
 };
@@ -121,6 +123,9 @@ std::string MetricsLine(const StepReport& r, double clip_norm) {
     w.Key("log_ppl_diff").Double(r.loss_metrics.log_ppl_diff).Key("ppl_ratio").Double(r.loss_metrics.ppl_ratio);
     w.Key("chi2_token").Double(r.loss_metrics.chi2_token).Key("chi2_seq").Double(r.loss_metrics.chi2_seq);
   }
+  if (r.loss_metrics.has_reference) w.Key("kl_reference").Double(r.loss_metrics.kl_reference);
+  if (r.loss_metrics.has_teacher) w.Key("kl_teacher").Double(r.loss_metrics.kl_teacher);
+  if (!r.skipped.empty()) w.Key("skipped").String(r.skipped);
   w.Key("ess").Double(r.loss_metrics.ess).Key("again").Bool(r.again);
   w.Key("wait_s").Double(r.wait_s).Key("forward_s").Double(r.forward_s).Key("backward_s").Double(r.backward_s);
   w.Key("optimizer_s").Double(r.optimizer_s).Key("publish_s").Double(r.publish_s).Key("checkpoint_s").Double(r.checkpoint_s);
@@ -181,6 +186,15 @@ class Loop {
       }
       ASSIGN_OR_RETURN(const JsonRef nodes, JsonRef(plan).Field("max_chunk_nodes"));
       ASSIGN_OR_RETURN(max_chunk_nodes_, nodes.Int());
+      RETURN_IF_ERROR(LoadFrozenModels());
+      for (const auto& [name, model] : {std::pair("reference", &reference_), std::pair("teacher", &teacher_)}) {
+        if (model->empty()) continue;
+        ASSIGN_OR_RETURN(const JsonRef field, JsonRef(plan).Field(name));
+        ASSIGN_OR_RETURN(const std::string before, field.String());
+        if (before != model->Fingerprint()) {
+          return FailedPrecondition(fmt::format("trainer.{}: the model is another than at the start of the run", name));
+        }
+      }
       log::Info("resumed", {{"step", state_.step}});
       return Status::Ok();
     }
@@ -188,7 +202,6 @@ class Loop {
 
     max_chunk_nodes_ = ChunkNodes(initial.config(), options_.profile, options_.memory_bytes);
     state_.params = initial;
-    state_.plan_json = fmt::format("{{\"numerics\":\"{}\",\"max_chunk_nodes\":{}}}", engine::ProfileName(options_.profile), max_chunk_nodes_);
     if (options_.sft && options_.sft->tokens > 0) {
       auto progress = [&](const SftReport& r) {
         doors_.metrics["sft_tokens"].Set(static_cast<double>(r.tokens));
@@ -203,7 +216,35 @@ class Loop {
       doors_.metrics.Say(fmt::format("SFT: {} tokens in {:.1f} s, loss {:.3f} -> {:.3f}", sft.tokens, sft.wall_s, sft.first_loss, sft.last_loss));
     }
     state_.optimizer = AdamW(initial.config());
+    if (algorithm().ReadsReference() && options_.reference.empty()) {
+      RETURN_IF_ERROR(SaveStartModel(options_.run_dir, state_.params, text_));
+    }
+    RETURN_IF_ERROR(LoadFrozenModels());
+    JsonWriter plan;
+    plan.BeginObject().Key("numerics").String(engine::ProfileName(options_.profile)).Key("max_chunk_nodes").Int(max_chunk_nodes_);
+    if (!reference_.empty()) plan.Key("reference").String(reference_.Fingerprint());
+    if (!teacher_.empty()) plan.Key("teacher").String(teacher_.Fingerprint());
+    plan.EndObject();
+    state_.plan_json = plan.Take();
     return SaveCheckpoint(options_.run_dir, state_, text_, options_.keep);
+  }
+
+  const Algorithm& algorithm() const { return options_.algorithm.algorithm; }
+
+  Status LoadFrozenModels() {
+    const engine::ModelConfig& policy = state_.params.config();
+    if (algorithm().ReadsReference()) {
+      const std::string path = options_.reference.empty() ? StartModelPath(options_.run_dir) : options_.reference;
+      Result<FrozenModel> loaded = FrozenModel::Load(path, policy, text_, options_.profile);
+      if (!loaded.ok()) return loaded.status().WithContext("trainer.reference");
+      reference_ = std::move(*loaded);
+    }
+    if (algorithm().ReadsTeacher()) {
+      Result<FrozenModel> loaded = FrozenModel::Load(options_.teacher, policy, text_, options_.profile);
+      if (!loaded.ok()) return loaded.status().WithContext("trainer.teacher");
+      teacher_ = std::move(*loaded);
+    }
+    return Status::Ok();
   }
 
   // What was written after the checkpoint belongs to steps that will be done again.
@@ -233,6 +274,20 @@ class Loop {
   bool WantsEvaluation(int64_t version) const {
     if (!options_.evaluate) return false;
     return version == 0 || version == options_.steps || (options_.eval_every > 0 && version % options_.eval_every == 0);
+  }
+
+  // The version of the best evaluation so far whose checkpoint is to stay; -1 without.
+  Result<int64_t> BestVersion() const {
+    int64_t best = -1;
+    if (!options_.keep_best) return best;
+    ASSIGN_OR_RETURN(const auto lines, ReadLines(EvaluationsPath(options_.run_dir)));
+    double most = 0;
+    for (const auto& [text, value] : lines) {
+      ASSIGN_OR_RETURN(const int64_t version, JsonRef(value).IntOr("version", 0));
+      ASSIGN_OR_RETURN(const double rate, JsonRef(value).DoubleOr("pass_rate", 0));
+      if (version <= state_.step && (best < 0 || rate > most)) most = rate, best = version;
+    }
+    return best;
   }
 
   // Evaluations are numbered along their schedule, so a repeated one has its former number.
@@ -362,8 +417,7 @@ class Loop {
     if (options_.permute_rewards) PermuteRewards(options_.seed, groups);
     BatchOptions layout = {.merge = options_.tree, .max_chunk_nodes = max_chunk_nodes_};
     ASSIGN_OR_RETURN(Batch batch, BuildBatch(std::move(groups), layout));
-    const Algorithm& algorithm = options_.algorithm.algorithm;
-    layout.silent = SilentGroups(algorithm, batch);
+    layout.silent = SilentGroups(algorithm(), batch);
     const bool any_silent = std::count(layout.silent.begin(), layout.silent.end(), 1) > 0;
     if (any_silent) {
       ASSIGN_OR_RETURN(batch, BuildBatch(std::move(batch.groups), layout));
@@ -376,9 +430,19 @@ class Loop {
     // batch have all of it scored first.
     std::vector<std::vector<float>> logprobs;
     for (const BatchChunk& chunk : batch.chunks) logprobs.emplace_back(static_cast<size_t>(chunk.tree.size()), 0.0f);
-    auto loss_of = [&] { return ComputeLoss(algorithm, MakeLossGroups(batch, logprobs, algorithm.off_policy.decoupled)); };
+    // Models that do not change have the whole batch scored first: advantages may read them.
+    std::vector<std::vector<float>> reference, teacher;
+    if (!reference_.empty()) {
+      ASSIGN_OR_RETURN(reference, reference_.Score(pass_, batch));
+    }
+    if (!teacher_.empty()) {
+      ASSIGN_OR_RETURN(teacher, teacher_.Score(pass_, batch));
+    }
+    auto loss_of = [&] {
+      return ComputeLoss(algorithm(), MakeLossGroups(batch, logprobs, algorithm().off_policy.decoupled, {reference, teacher}));
+    };
     grads_.SetZero();
-    if (algorithm.NeedsWholeBatch() && batch.chunks.size() > 1) {
+    if (algorithm().NeedsWholeBatch() && batch.chunks.size() > 1) {
       for (size_t c = 0; c < batch.chunks.size(); ++c) {
         const engine::ForwardOptions score_only = Wanting(batch.chunks[c], /*keep=*/false);
         ASSIGN_OR_RETURN(const std::span<const float> row, pass_.Forward(weights_, batch.chunks[c].tree, score_only));
@@ -410,13 +474,23 @@ class Loop {
       }
     }
     if (!report.on_policy.first_mismatch.empty()) return Disagreement(report.on_policy, state_.step);
-    if (!std::isfinite(loss.loss)) return Internal(fmt::format("the loss is not finite at step {}", report.step));
-    if (options_.prove_tree && options_.tree && !proved_) RETURN_IF_ERROR(Prove(batch, loss, layout));
+    if (!std::isfinite(loss.loss)) report.skipped = fmt::format("the loss is not finite at step {}", report.step);
+    // A step that cannot be taken proves nothing.
+    const bool due = report.skipped.empty() && (!proved_ || (options_.prove_every > 0 && report.step % options_.prove_every == 0));
+    if (options_.prove_tree && options_.tree && due) RETURN_IF_ERROR(Prove(batch, loss, layout));
     lap();
 
-    if (loss.metrics.tokens > 0) {
-      ASSIGN_OR_RETURN(report.optimizer, state_.optimizer.Step(doors_.engine, options_.optimizer, grads_, state_.params));
+    if (loss.metrics.tokens > 0 && report.skipped.empty()) {
+      Result<AdamW::Report> taken = state_.optimizer.Step(doors_.engine, options_.optimizer, grads_, state_.params);
+      if (taken.ok()) report.optimizer = *taken;
+      else if (taken.status().code() == StatusCode::kInternal) report.skipped = taken.status().message();
+      else return taken.status();
     }
+    skips_ = report.skipped.empty() ? 0 : skips_ + 1;
+    if (skips_ > options_.skip_limit) {
+      return Internal(report.skipped + (skips_ > 1 ? fmt::format("; {} steps in a row (optimizer.skip_limit)", skips_) : ""));
+    }
+    if (!report.skipped.empty()) log::Warn("step skipped", {{"step", report.step}, {"reason", report.skipped}});
     ++state_.step;
     report.optimizer_s = lap();
     RETURN_IF_ERROR(PublishWeights());
@@ -432,9 +506,10 @@ class Loop {
     // Before the checkpoint: a line too many is cut on resume, one too few would be missing for good.
     RETURN_IF_ERROR(AppendFile(MetricsPath(options_.run_dir), MetricsLine(report, options_.optimizer.clip_norm)));
     Show(report);
-    if (last || state_.step % options_.checkpoint_every == 0) {
+    if (last || state_.step % options_.checkpoint_every == 0 || (options_.keep_best && evaluate)) {
       RETURN_IF_ERROR(Faults::Get().Hit("trainer.before_checkpoint"));
-      RETURN_IF_ERROR(SaveCheckpoint(options_.run_dir, state_, text_, options_.keep));
+      ASSIGN_OR_RETURN(const int64_t best, BestVersion());
+      RETURN_IF_ERROR(SaveCheckpoint(options_.run_dir, state_, text_, options_.keep, best));
       RETURN_IF_ERROR(Faults::Get().Hit("trainer.before_commit"));
       RETURN_IF_ERROR(Patiently("data pool, commit", [&] { return doors_.pool.Commit(state_.step); }));
       checkpoint_s_ = lap();
@@ -482,11 +557,13 @@ class Loop {
   const double start_s_;
   Checkpoint state_;
   std::string passed_over_;  // checkpoints that did not verify, with their faults
+  FrozenModel reference_, teacher_;  // empty where the algorithm reads none
   engine::Gradients grads_;
   engine::Buffer packed_;           // holds weights_
   engine::ComputeWeights weights_;  // of version state_.step
   int64_t max_chunk_nodes_ = 0;
   bool proved_ = false;
+  int64_t skips_ = 0;  // steps in a row without an optimizer step
   double checkpoint_s_ = 0;  // of the checkpoint before this step
 };
 

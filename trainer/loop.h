@@ -36,13 +36,19 @@ struct TrainerOptions {
   uint64_t seed = 0;        // of the job
   engine::Profile profile = engine::Profile::kBf16;
   ParsedAlgorithm algorithm;
+  // Models beside the policy, as MODEL of the command line; read where the algorithm reads their logprobs.
+  std::string reference;  // empty = the weights of version 0
+  std::string teacher;    // to be given
   AdamWOptions optimizer;
   int64_t steps = 0;             // optimizer steps of the job
   int64_t checkpoint_every = 10;  // and always after the last
   int keep = 3;
+  bool keep_best = false;        // a checkpoint at each evaluation too; that of the best one stays (of equals the first)
+  int64_t skip_limit = 0;        // so many steps in a row may be skipped because loss or gradient is no number; one more ends the job
   int64_t memory_bytes = int64_t{1} << 30;  // for activations of one forward and backward
   bool tree = true;              // false: every branch is a row of its own
   bool prove_tree = true;        // on the first step: tree against separate rows, on the batch itself
+  int64_t prove_every = 0;       // and on each step whose number it divides; 0 = on the first alone
   bool permute_rewards = false;  // control: rewards exchanged within each group
   std::optional<SftOptions> sft;
   int64_t eval_every = 0;        // evaluations at version 0, each multiple, and the last; 0 = only the first and the last

@@ -509,7 +509,7 @@ Batch Prepare(const Algorithm& a, const std::vector<LossGroup>& groups, LossMetr
   for (size_t g = 0; g < groups.size(); ++g) {
     std::vector<Work>& group = batch[g];
     group.resize(groups[g].rollouts.size());
-    TEMPER_CHECK(!a.loss.kind->pairs || group.size() == 2) << "group " << g << " of a loss of pairs has " << group.size() << " rollouts";
+    TEMPER_CHECK(!a.loss.kind->pairs || group.size() <= 2) << "group " << g << " of a loss of pairs has " << group.size() << " rollouts";
     std::vector<double> rewards, walls;
     for (size_t i = 0; i < group.size(); ++i) {
       Work& w = group[i];
@@ -606,6 +606,8 @@ LossResult ComputeLoss(const Algorithm& a, const std::vector<LossGroup>& groups)
   metrics.tokens = d.tokens;
   metrics.sequences = std::count_if(d.sequence_tokens.begin(), d.sequence_tokens.end(), [](int64_t n) { return n > 0; });
   metrics.has_mismatch = a.ReadsOldLogprobs();
+  metrics.has_reference = a.ReadsReference();
+  metrics.has_teacher = a.ReadsTeacher();
   ApplyWeights(a.off_policy, layout, metrics);
   ApplyRejection(a.off_policy, layout, metrics);
   a.loss.kind->evaluate(a.loss.parameters, layout.sequences);
@@ -615,7 +617,7 @@ LossResult ComputeLoss(const Algorithm& a, const std::vector<LossGroup>& groups)
   for (const LossSequence& sequence : layout.sequences) result.loss += sequence.value * pair_weight;
 
   // Step 9, token by token in the order of the input.
-  double clipped_low = 0, clipped_high = 0, surprise = 0;
+  double clipped_low = 0, clipped_high = 0, surprise = 0, divergence_reference = 0, divergence_teacher = 0;
   std::vector<double> advantages;
   const bool top = a.distillation.kind == DistillationKind::kTopkForwardKl;
   result.rollout_advantage.resize(batch.size());
@@ -649,6 +651,8 @@ LossResult ComputeLoss(const Algorithm& a, const std::vector<LossGroup>& groups)
         coef[t] = (loss.slope + others.slope) * weight;
         token_advantages[t] = token.advantage;
         advantages.push_back(token.advantage);
+        if (metrics.has_reference) divergence_reference += KlValue(KlEstimator::kK3, token.logp_new - r.logp_ref[t]);
+        if (metrics.has_teacher) divergence_teacher += KlValue(KlEstimator::kK3, token.logp_new - r.logp_teacher[t]);
         surprise -= token.logp_new;
         if (loss.clipped && token.advantage < 0) ++clipped_low;
         if (loss.clipped && token.advantage > 0) ++clipped_high;
@@ -661,6 +665,8 @@ LossResult ComputeLoss(const Algorithm& a, const std::vector<LossGroup>& groups)
     metrics.clip_fraction_low = clipped_low / n;
     metrics.clip_fraction_high = clipped_high / n;
     metrics.entropy = surprise / n;
+    metrics.kl_reference = divergence_reference / n;
+    metrics.kl_teacher = divergence_teacher / n;
     if (metrics.has_mismatch) MeasureMismatch(layout, n, metrics);
   }
   return result;

@@ -48,6 +48,9 @@ struct LossMetrics {
   // settings read no logp_old.
   bool has_mismatch = false;
   double mismatch_k1 = 0, mismatch_k3 = 0, log_ppl_diff = 0, ppl_ratio = 1, chi2_token = 0, chi2_seq = 0;
+  // k3 estimates of the divergence from the models beside the policy; absent when the settings do not read them.
+  bool has_reference = false, has_teacher = false;
+  double kl_reference = 0, kl_teacher = 0;
   double ess = 1;                                       // of the applied off-policy weights; 1 without any
   double clip_fraction_low = 0, clip_fraction_high = 0;  // tokens whose coefficient is zeroed or capped, at A<0 / A>0
   int64_t rejected_tokens = 0;
@@ -72,7 +75,7 @@ struct LossResult {
 };
 
 // Requires (checked): arrays of one rollout have equal length, those that are read are present and finite at mask 1; a loss of pairs has
-// two rollouts in every group.
+// at most two rollouts in every group (fewer are no pair).
 LossResult ComputeLoss(const Algorithm& algorithm, const std::vector<LossGroup>& groups);
 
 }  // namespace temper::trainer

@@ -20,10 +20,23 @@ struct Scored {
   engine::Gradients grads;
 };
 
+// Hangs a node below another one of its parent's depth: it reads keys that are not its ancestors', as with a wrong subtree end.
+void Misplace(engine::TreeBatch& tree) {
+  for (int32_t v = 0; v < tree.size(); ++v) {
+    for (int32_t w = 0; w < v && tree.parent[v] >= 0; ++w) {
+      if (w == tree.parent[v] || tree.pos[w] + 1 != tree.pos[v]) continue;
+      tree.parent[v] = w;
+      return;
+    }
+  }
+}
+
 Result<Scored> Score(engine::TrainPass& pass, const engine::ComputeWeights& weights, std::vector<Group> groups,
                      const std::vector<std::vector<std::vector<double>>>& coef, const BatchOptions& options) {
   Scored out{.batch = {}, .logprobs = {}, .grads = engine::Gradients(weights.config())};
   ASSIGN_OR_RETURN(out.batch, BuildBatch(std::move(groups), options));
+  // A proof that fails must stop the job.
+  if (options.merge && !Faults::Get().Hit("trainer.change_tout").ok()) Misplace(out.batch.chunks[0].tree);
   const std::vector<std::vector<float>> nodes = NodeCoefficients(out.batch, coef);
   for (size_t c = 0; c < out.batch.chunks.size(); ++c) {
     const BatchChunk& chunk = out.batch.chunks[c];

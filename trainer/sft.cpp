@@ -25,7 +25,8 @@ double SftRate(const SftOptions& options, int64_t done, int64_t batch) {
   if (end < options.warmup_fraction) return lr * end / options.warmup_fraction;
   const double left = std::clamp((1 - progress) / (1 - options.warmup_fraction), 0.0, 1.0);
   switch (options.optimizer.schedule) {
-    case Schedule::kConstant: return lr;
+    case Schedule::kConstant:
+    case Schedule::kWsd: return lr;
     case Schedule::kLinear: return lr * left;
     case Schedule::kCosine: return lr * 0.5 * (1 - std::cos(std::numbers::pi * left));
   }

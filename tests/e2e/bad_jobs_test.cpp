@@ -49,6 +49,14 @@ const std::vector<Edit>& Table() {
       {"poor_fraction: 0.5", "poor: 0.5", 30, "trainer.sft.poor: unknown key"},
       {"workers: 1", "worker: 1", 34, "rollout.worker: unknown key"},
       {"every: 5", "evry: 5", 35, "eval.evry: unknown key"},
+      // Models beside the policy.
+      {"  steps: 5", "  steps: 5\n  teacher: models/none", 30, "trainer.teacher: has no effect: only algorithm.distillation reads a teacher"},
+      {"  steps: 5", "  steps: 5\n  reference: start", 30, "trainer.reference: has no effect: only algorithm.kl and the loss kinds dpo and ipo"},
+      {"{recipe: cispo, dynamic_sampling: off}", "{recipe: opd}", 28, "trainer.teacher"},
+      {"{recipe: cispo, dynamic_sampling: off}", "{recipe: dpo}", 24, "pool.group_size: loss kind dpo takes pairs: 2"},
+      {"  prove_tree: first_step", "  prove_tree: first_step\n  prove_every: 2", 32, "trainer.prove_every: is read with prove_tree: every_n only"},
+      {"lr: 4.0e-4", "lr: 4.0e-4, decay_steps: 3", 27, "optimizer.decay_steps: is read with schedule: wsd only"},
+      {"lr: 4.0e-4", "lr: 4.0e-4, schedule: wsd, decay_steps: 6", 27, "optimizer.decay_steps: with the warm-up longer than the job"},
       // Wrong types.
       {"seed: 7", "seed: seven", 4, "seed: expected a whole number, got the text 'seven'"},
       {"seed: 7", "seed: 1.5", 4, "seed: expected a whole number"},

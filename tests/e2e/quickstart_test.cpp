@@ -14,9 +14,11 @@ struct Finished {
 
 double Number(const json::value& object, const std::string& key) { return *JsonRef(object).DoubleOr(key, -1); }
 
-Finished Play(const std::string& config, int seed) {
+Finished Play(const std::string& config, int seed, const std::vector<std::string>& more = {}) {
   JobProcess job("quickstart");
-  job.Start({"--set", "seed=" + std::to_string(seed)}, {}, config);
+  std::vector<std::string> arguments = {"--set", "seed=" + std::to_string(seed)};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  job.Start(arguments, {}, config);
   EXPECT_EQ(job.Wait(1700), 0) << job.Output();
   Finished out;
   out.summary = job.Summary();
@@ -72,6 +74,29 @@ void ExpectPromise(int seed) {
 TEST(Quickstart, LearnsToLookSeed7) { ExpectPromise(7); }
 TEST(Quickstart, LearnsToLookSeed1) { ExpectPromise(1); }
 TEST(Quickstart, LearnsToLookSeed2) { ExpectPromise(2); }
+
+// What could go wrong: a loss that computes the right numbers does not teach.
+void ExpectLearns(const std::string& config, int seed) {
+  const Finished run = Play(config, seed);
+  EXPECT_LE(Number(run.summary, "eval_start"), 0.5);
+  EXPECT_GE(Number(run.summary, "eval_end"), 0.9);
+}
+TEST(QuickstartLosses, GrpoSeed7) { ExpectLearns("quickstart-grpo.yaml", 7); }
+TEST(QuickstartLosses, GrpoSeed1) { ExpectLearns("quickstart-grpo.yaml", 1); }
+TEST(QuickstartLosses, GrpoSeed2) { ExpectLearns("quickstart-grpo.yaml", 2); }
+TEST(QuickstartLosses, DrGrpoSeed7) { ExpectLearns("quickstart-dr_grpo.yaml", 7); }
+TEST(QuickstartLosses, GspoSeed7) { ExpectLearns("quickstart-gspo.yaml", 7); }
+TEST(QuickstartLosses, RlooSeed7) { ExpectLearns("quickstart-rloo.yaml", 7); }
+
+// What could go wrong: the student learns something else than what its teacher would say.
+TEST(QuickstartDistillation, TheStudentReachesItsTeacher) {
+  JobProcess teacher("quickstart_teacher");
+  teacher.Start({}, {}, "quickstart.yaml");
+  ASSERT_EQ(teacher.Wait(1700), 0) << teacher.Output();
+  const Finished student = Play("quickstart-opd.yaml", 1, {"--set", "trainer.teacher=" + teacher.folder() + "/checkpoints/60"});
+  EXPECT_LE(Number(student.summary, "eval_start"), 0.5);
+  EXPECT_GE(Number(student.summary, "eval_end"), Number(teacher.Summary(), "eval_end") - 0.05);
+}
 
 // What could go wrong: the policy learns the habits of the tasks, and looking is for show.
 TEST(QuickstartControl, BlindLearnsLittle) {

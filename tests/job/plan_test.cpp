@@ -55,6 +55,28 @@ TEST(Plan, NumbersOfThePool) {
   EXPECT_EQ(plan->memory_bytes, sum);
 }
 
+// A second model could take memory that no plan has counted.
+TEST(Plan, CountsTheModelsBesideThePolicy) {
+  auto config = Config::Parse(
+      "model: {create: {}}\ntasks: {train: {generator: terminal}}\nverifier: {name: f, kind: command, command: [v]}\n"
+      "algorithm: {recipe: opd, distillation: {task_reward: true}, advantage: {baseline: group_mean}, kl: {where: loss, coef: 0.1}}\n"
+      "trainer: {teacher: models/big}\n", "f");
+  auto job = ReadJob(*config);
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  EXPECT_EQ(job->trainer.teacher, "models/big");
+  engine::ModelConfig teacher = Model();
+  teacher.layers = 12;
+  const Plan without = MakePlan(*job, Model(), kMachine).value();
+  const Plan with = MakePlan(*job, Model(), kMachine, {Model(), teacher}).value();
+  EXPECT_EQ(with.reference_bytes, with.weight_bytes);
+  EXPECT_GT(with.teacher_bytes, 2 * with.weight_bytes);
+  EXPECT_EQ(with.memory_bytes, without.memory_bytes + with.reference_bytes + with.teacher_bytes);
+  const std::string text = PrintPlan(*job, with);
+  EXPECT_NE(text.find("reference    the weights of version 0, "), std::string::npos) << text;
+  EXPECT_NE(text.find("teacher      models/big, "), std::string::npos) << text;
+  EXPECT_EQ(PrintPlan(*job, without).find("teacher"), std::string::npos);
+}
+
 // What cannot run must be refused before anything starts.
 TEST(Plan, RefusesWhatTheMachineCannotDo) {
   Job job = MakeJob();

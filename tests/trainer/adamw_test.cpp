@@ -135,6 +135,13 @@ TEST(AdamW, Schedules) {
   EXPECT_EQ(LearningRate(o, 12), 0);
   o.schedule = Schedule::kCosine;
   EXPECT_NEAR(LearningRate(o, 8), 0.5, 1e-15);
+  o.schedule = Schedule::kWsd;
+  o.decay_steps = 4;
+  EXPECT_EQ(LearningRate(o, 0), 0.25) << "warm-up";
+  EXPECT_EQ(LearningRate(o, 8), 1);
+  EXPECT_EQ(LearningRate(o, 9), 0.75);
+  EXPECT_EQ(LearningRate(o, 11), 0.25);
+  EXPECT_EQ(LearningRate(o, 12), 0);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "common/file.h"
 #include "common/json.h"
 #include "common/rng.h"
+#include "engine/files/model_file.h"
 #include "engine/train_pass.h"
 #include "temper/v1/types.pb.h"
 #include "tests/harness/scratch.h"
@@ -129,7 +130,7 @@ class ScriptedPool final : public datapool::DataPool {
     };
     Rng prompt(static_cast<uint64_t>(group) * 7919 + 1);
     std::vector<int32_t> start;
-    for (int k = 0; k < 12; ++k) start.push_back(static_cast<int32_t>(prompt.Below(kVocab)));
+    for (int k = 0; k < prompt_tokens; ++k) start.push_back(static_cast<int32_t>(prompt.Below(kVocab)));
     add(-1, false, start, 0);
     add(0, true, ids(5), 0);
     add(1, false, ids(3), 1);
@@ -168,7 +169,7 @@ class ScriptedPool final : public datapool::DataPool {
       datapool::LeasedGroup group;
       group.group = g;
       group.version_admitted = batch - (admitted_early ? std::min<int64_t>(batch, g % 3) : 0);
-      for (int32_t i = 0; i < 4; ++i) {
+      for (int32_t i = 0; i < group_size; ++i) {
         group.rollouts.push_back(i);
         group.members.push_back(Trajectory(Rng(99).Fork("rollout", static_cast<uint64_t>(g * 16 + i)), g, i, batch - age));
       }
@@ -184,6 +185,8 @@ class ScriptedPool final : public datapool::DataPool {
   int64_t silent_every = 0;  // groups with such a number have equal rewards
   int64_t age = 0;  // of the versions that sampled tokens claim, in updates
   int away = 0;     // calls that find no pool
+  int32_t group_size = 4;
+  int prompt_tokens = 12;
   bool repeat = false;  // every batch is the first one again: from the second step on off policy
   std::vector<int64_t> updates, commits;
   std::vector<int64_t> paused_updates;  // updates while nothing may be admitted
@@ -215,6 +218,13 @@ TrainerOptions Options(const std::string& run_dir, engine::Profile profile) {
   o.memory_bytes = 256 << 20;
   o.evaluate = false;
   return o;
+}
+
+// A model of the same tokens as the policy, on disk.
+std::string OtherModel(uint64_t seed) {
+  const std::string path = testing::TempDir() + "trainer_loop_model_" + std::to_string(seed);
+  EXPECT_TRUE(engine::SaveHuggingFace(path, Tiny(), engine::InitParameters(Tiny(), seed), SomeText(), engine::FileType::kF32).ok());
+  return path;
 }
 
 // One run of the loop against a pool of its own; what outlives it is in `store` and the run folder.
@@ -298,6 +308,35 @@ TEST_P(LoopTest, ResumeEqualsNoInterruptionToTheBit) {
   EXPECT_EQ(ReadTrainTotals(run2)->tokens_trained, ReadTrainTotals(run)->tokens_trained);
 }
 
+// An end at any moment could cost a step, repeat one, or leave moments of another step behind.
+TEST(Loop, ResumeAfterRandomEndsEqualsNoInterruption) {
+  World whole(kBf16);
+  TrainerOptions options = Options(Scratch("uncut"), kBf16);
+  options.algorithm = ParseAlgorithm(ParseJson(R"({"recipe":"grpo","kl":{"where":"loss","coef":0.1}})").value()).value();
+  ASSERT_TRUE(whole.Run(options).ok());
+  const std::string end = "/checkpoints/6/";
+  const char* const points[] = {"trainer.before_update", "trainer.before_checkpoint", "trainer.checkpoint_half", "trainer.before_commit"};
+  int ends = 0;
+  for (uint64_t seed = 0; seed < 6; ++seed) {
+    Rng rng(seed);
+    World cut(kBf16);
+    TrainerOptions again = options;
+    again.run_dir = Scratch("cut");
+    for (int i = 0; i < 5; ++i) {
+      Faults::Get().Arm(points[rng.Below(4)], "fail", 1 + static_cast<int>(rng.Below(3)));
+      ends += !cut.Run(again).ok();
+    }
+    for (const char* point : points) Faults::Get().Arm(point, "fail", 1 << 30);
+    ASSERT_TRUE(cut.Run(again).ok());
+    for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+      EXPECT_EQ(Bytes(options.run_dir + end + file), Bytes(again.run_dir + end + file)) << seed << " " << file;
+    }
+    EXPECT_EQ(ReadTrainTotals(again.run_dir)->steps, 6);
+    EXPECT_EQ(ReadTrainTotals(again.run_dir)->tokens_trained, ReadTrainTotals(options.run_dir)->tokens_trained);
+  }
+  EXPECT_GE(ends, 10);
+}
+
 // A stored logprob that is off by one bit could go unnoticed: the ratio would be 1 after rounding.
 TEST_P(LoopTest, OneChangedLogprobStopsTheJob) {
   World world(GetParam());
@@ -328,6 +367,20 @@ TEST_P(LoopTest, AFailedProofOfTheTreeStopsTheJob) {
   EXPECT_NE(status.message().find("tree training differs from separate rows"), std::string::npos) << status.message();
   EXPECT_NE(status.message().find(": 1 logprobs differ"), std::string::npos) << status.message();
   EXPECT_TRUE(world.pool.updates.empty()) << "the step was taken";
+}
+
+// A node that reads another branch's keys could pass for the tree of the rollouts; and after the first step nobody would look again.
+TEST_P(LoopTest, AWrongSubtreeStopsTheJobWheneverItIsProved) {
+  for (const int64_t proof : {1, 2}) {
+    World world(GetParam());
+    TrainerOptions options = Options(Scratch("subtree"), GetParam());
+    options.prove_every = 3;  // steps 1 and 3
+    Faults::Get().Arm("trainer.change_tout", "fail", static_cast<int>(proof));
+    const Status status = world.Run(options);
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status.ToString();
+    EXPECT_NE(status.message().find("tree training differs from separate rows"), std::string::npos) << status.message();
+    EXPECT_EQ(world.pool.updates.size(), proof == 1 ? 0u : 2u) << "the step was taken";
+  }
 }
 
 // A worker could serve weights that differ in one number from the trainer's.
@@ -424,6 +477,29 @@ TEST_P(LoopTest, ChunksAndRowsGiveTheSameStep) {
   }
 }
 
+// A rollout that does not fit into the memory could be trained by other arithmetic than one that does, or not at all.
+TEST_P(LoopTest, RolloutsBeyondTheMemoryAreComputedAgain) {
+  std::vector<engine::Parameters> ends;
+  const engine::Parameters start = engine::InitParameters(Tiny(), 3);
+  for (const int64_t memory : {int64_t{256} << 20, int64_t{1}}) {
+    World world(GetParam());
+    world.pool.prompt_tokens = 80;  // each rollout is larger than the smallest chunk
+    TrainerOptions options = Options(Scratch("beyond"), GetParam());
+    options.steps = 1;
+    options.memory_bytes = memory;
+    options.optimizer.eps = 1;
+    ASSERT_TRUE(world.Run(options).ok());
+    ends.push_back(LoadNewestCheckpoint(options.run_dir)->params);
+  }
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < start.flat().size(); ++i) {
+    difference += std::pow(static_cast<double>(ends[1].flat()[i]) - ends[0].flat()[i], 2);
+    norm += std::pow(static_cast<double>(ends[0].flat()[i]) - start.flat()[i], 2);
+  }
+  EXPECT_GT(norm, 0);
+  EXPECT_LT(std::sqrt(difference / norm), GetParam() == engine::Profile::kF32 ? 1e-3 : 3e-2);
+}
+
 // A loss could look at more than its own chunk when memory splits a batch, or leave out groups of equal rewards that it moves all the same.
 // Off policy: the second step trains once more on what version 0 has drawn.
 TEST(Loop, EveryLossGivesTheSameStepWholeAndInChunks) {
@@ -433,7 +509,10 @@ TEST(Loop, EveryLossGivesTheSameStepWholeAndInChunks) {
        {R"({"recipe":"grpo","loss":{"drift":0.5}})", R"({"recipe":"gspo","loss":{"clip_low":0.5,"clip_high":0.5}})", R"({"recipe":"gmpo"})",
         R"({"recipe":"sapo"})", R"({"recipe":"m2po","loss":{"m2_max":0.02}})",
         R"({"recipe":"reinforce","off_policy":{"mode":"decoupled","weight":"token","normalize":true}})",
-        R"({"recipe":"dr_grpo","aggregation":{"length_norm":16},"off_policy":{"mode":"decoupled","weight":"sequence"}})"}) {
+        R"({"recipe":"dr_grpo","aggregation":{"length_norm":16},"off_policy":{"mode":"decoupled","weight":"sequence"}})",
+        R"({"recipe":"minimax_01"})", R"({"recipe":"grpo","kl":{"where":"loss","coef":0.5}})",
+        R"({"recipe":"grpo","kl":{"where":"reward","estimator":"k3","coef":0.5},"off_policy":{"mode":"decoupled","weight":"token"}})",
+        R"({"recipe":"reinforce_pp"})", R"({"recipe":"opd"})", R"({"recipe":"opd","distillation":{"student":"new"}})"}) {
     std::vector<engine::Parameters> ends;
     for (const int64_t memory : {int64_t{256} << 20, int64_t{1}}) {
       World world(profile);
@@ -446,6 +525,7 @@ TEST(Loop, EveryLossGivesTheSameStepWholeAndInChunks) {
       options.optimizer.eps = 1;  // with AdamW's first step only signs would show
       options.optimizer.clip_norm = 0;
       options.optimizer.lr = 1;
+      options.teacher = OtherModel(5);
       options.prove_tree = false;
       world.pool.repeat = true;
       const Status status = world.Run(options);
@@ -463,6 +543,117 @@ TEST(Loop, EveryLossGivesTheSameStepWholeAndInChunks) {
     EXPECT_GT(norm, 0) << text;
     EXPECT_LT(std::sqrt(difference / norm), 1e-3) << text;
   }
+}
+
+// A KL or a distillation could compare with the weights of now, with another model, or at another temperature than the token was drawn.
+TEST_P(LoopTest, OtherModelsAreWhatTheJobNames) {
+  struct Case {
+    const char* block;
+    uint64_t reference;  // seed of a named model; 0 = the start weights
+    int32_t group_size = 4;
+  };
+  for (const Case& c : {Case{R"({"recipe":"grpo","kl":{"where":"loss","estimator":"k3","coef":0.3}})", 0},
+                        Case{R"({"recipe":"grpo","kl":{"where":"loss","estimator":"k1+","coef":0.3}})", 7},
+                        Case{R"({"recipe":"grpo","kl":{"where":"reward","estimator":"k2","coef":0.3}})", 0},
+                        Case{R"({"recipe":"reinforce_pp","kl":{"coef":0.3}})", 7}, Case{R"({"recipe":"minimax_01"})", 0},
+                        Case{R"({"recipe":"dpo"})", 0, 2}, Case{R"({"recipe":"ipo"})", 7, 2}, Case{R"({"recipe":"opd"})", 0}}) {
+    World world(GetParam());
+    world.pool.group_size = c.group_size;
+    TrainerOptions options = Options(Scratch("others"), GetParam());
+    options.algorithm = ParseAlgorithm(ParseJson(c.block).value()).value();
+    options.steps = 2;
+    options.checkpoint_every = 1;
+    options.teacher = OtherModel(5);
+    if (c.reference != 0) options.reference = OtherModel(c.reference);
+    const Status status = world.Run(options);
+    ASSERT_TRUE(status.ok()) << c.block << ": " << status.ToString();
+
+    // The second step, done again by hand.
+    std::vector<Group> groups;
+    for (const datapool::LeasedGroup& leased : world.store[1]) {
+      Group& group = groups.emplace_back();
+      group.group = leased.group;
+      for (size_t i = 0; i < leased.members.size(); ++i) {
+        group.rollouts.push_back(ParseTrajectory(leased.members[i], kVocab).value());
+        group.rollouts.back().rollout = leased.rollouts[i];
+      }
+    }
+    const Batch batch = BuildBatch(std::move(groups), {}).value();
+    engine::TrainPass pass(*world.engine);
+    auto score = [&](const engine::Parameters& params) {
+      const auto weights = engine::ComputeWeights::FromParameters(params, GetParam());
+      const auto row = pass.Forward(weights, batch.chunks[0].tree).value();
+      return std::vector<std::vector<float>>{{row.begin(), row.end()}};
+    };
+    const Algorithm& algorithm = options.algorithm.algorithm;
+    const auto now = score(engine::LoadModel(options.run_dir + "/checkpoints/1").value().params);
+    const auto reference = score(engine::InitParameters(Tiny(), c.reference != 0 ? c.reference : 3));
+    const auto teacher = score(engine::InitParameters(Tiny(), 5));
+    std::vector<LossGroup> input = MakeLossGroups(batch, now);
+    for (size_t g = 0; g < input.size(); ++g) {
+      for (size_t i = 0; i < input[g].rollouts.size(); ++i) {
+        for (const SampledToken& token : batch.samples[g][i]) {
+          input[g].rollouts[i].logp_ref.push_back(reference[0][static_cast<size_t>(token.node)]);
+          input[g].rollouts[i].logp_teacher.push_back(teacher[0][static_cast<size_t>(token.node)]);
+        }
+      }
+    }
+    const LossResult expected = ComputeLoss(algorithm, input);
+    const auto lines = Lines(options.run_dir + "/metrics.jsonl");
+    auto number = [&](size_t line, const char* name) { return JsonRef(lines.at(line)).Field(name).value().Double().value(); };
+    EXPECT_NEAR(number(1, "loss"), expected.loss, 1e-12 * (1 + std::abs(expected.loss))) << c.block;
+    EXPECT_NE(number(1, "grad_norm"), 0) << c.block;
+    if (algorithm.ReadsReference()) {
+      EXPECT_NEAR(number(1, "kl_reference"), expected.metrics.kl_reference, 1e-12 * expected.metrics.kl_reference) << c.block;
+      EXPECT_GT(number(1, "kl_reference"), 0) << c.block;
+      // At version 0 the start weights are the policy's own, to the bit.
+      if (c.reference == 0) {
+        EXPECT_EQ(number(0, "kl_reference"), 0) << c.block;
+      }
+    } else {
+      EXPECT_NEAR(number(1, "kl_teacher"), expected.metrics.kl_teacher, 1e-12 * expected.metrics.kl_teacher) << c.block;
+      EXPECT_GT(number(0, "kl_teacher"), 0) << c.block;
+    }
+  }
+}
+
+// The weights a KL compares with could be those of the checkpoint that a run is resumed from, or a folder that has changed since.
+TEST(Loop, TheReferenceOutlivesItsCheckpoint) {
+  std::vector<std::string> ends;
+  for (const bool interrupted : {false, true}) {
+    World world(kBf16);
+    TrainerOptions options = Options(Scratch("reference"), kBf16);
+    options.algorithm = ParseAlgorithm(ParseJson(R"({"recipe":"grpo","kl":{"where":"loss","coef":1}})").value()).value();
+    options.keep = 1;
+    if (interrupted) {
+      world.pool.stop_at = 3;
+      ASSERT_EQ(world.Run(options).code(), StatusCode::kCancelled);
+      EXPECT_EQ(ListDir(options.run_dir + "/checkpoints").value(), (std::vector<std::string>{"2"}));
+      world.pool.stop_at = -1;
+      TrainerOptions other = options;
+      other.reference = OtherModel(7);
+      const Status status = world.Run(other);
+      EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status.ToString();
+      EXPECT_NE(status.message().find("trainer.reference"), std::string::npos) << status.message();
+    }
+    ASSERT_TRUE(world.Run(options).ok());
+    ends.push_back(Bytes(options.run_dir + "/checkpoints/6/model.safetensors"));
+  }
+  EXPECT_EQ(ends[0], ends[1]);
+}
+
+// A teacher of other tokens would score something else than what was sampled.
+TEST(Loop, AModelOfOtherTokensIsRefused) {
+  World world(kBf16);
+  TrainerOptions options = Options(Scratch("other_tokens"), kBf16);
+  options.algorithm = ParseAlgorithm(ParseJson(R"({"recipe":"opd"})").value()).value();
+  const engine::ModelConfig wide = TinyModel(kVocab + 1);
+  options.teacher = testing::TempDir() + "trainer_loop_wide";
+  ASSERT_TRUE(engine::SaveHuggingFace(options.teacher, wide, engine::InitParameters(wide, 1), SomeText(), engine::FileType::kF32).ok());
+  const Status status = world.Run(options);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.ToString();
+  EXPECT_NE(status.message().find("trainer.teacher"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("49 tokens, the policy 48"), std::string::npos) << status.message();
 }
 
 // Evaluations could run while rollouts are admitted, at another version than they claim, or twice under two numbers.
@@ -595,6 +786,63 @@ TEST(Loop, ALossThatIsNoNumberEndsTheJob) {
   EXPECT_NE(status.message().find("not finite at step 3"), std::string::npos) << status.ToString();
   EXPECT_EQ(world.sink.published.back(), 2);
   EXPECT_EQ(LoadNewestCheckpoint(options.run_dir)->step, 2);
+}
+
+// One batch that is no number could end a long job, or be trained; a job that goes nowhere could go on for ever.
+TEST(Loop, StepsThatAreNoNumberAreSkippedUpToALimit) {
+  World world(kBf16);
+  TrainerOptions options = Options(Scratch("skips"), kBf16);
+  options.checkpoint_every = 1;
+  options.keep = 9;
+  options.skip_limit = 1;
+  const auto spoil = [&](int64_t batch) {
+    world.store[batch] = world.pool.Sample(batch);
+    for (datapool::LeasedGroup& group : world.store[batch]) {
+      for (size_t i = 0; i < group.members.size(); ++i) {
+        v1::Trajectory wire;
+        ASSERT_TRUE(wire.ParseFromString(group.members[i]));
+        wire.set_reward(i > 0 ? std::numeric_limits<double>::max() : std::numeric_limits<double>::lowest());
+        group.members[i] = wire.SerializeAsString();
+      }
+    }
+  };
+  world.pool.stop_at = 2;
+  ASSERT_EQ(world.Run(options).code(), StatusCode::kCancelled);
+  spoil(2);
+  world.pool.stop_at = 4;
+  ASSERT_EQ(world.Run(options).code(), StatusCode::kCancelled);  // step 3 is skipped, step 4 taken
+  const std::string checkpoints = options.run_dir + "/checkpoints/";
+  EXPECT_EQ(Bytes(checkpoints + "2/model.safetensors"), Bytes(checkpoints + "3/model.safetensors"));
+  EXPECT_EQ(Bytes(checkpoints + "2/optimizer.safetensors"), Bytes(checkpoints + "3/optimizer.safetensors"));
+  EXPECT_NE(Bytes(checkpoints + "3/model.safetensors"), Bytes(checkpoints + "4/model.safetensors"));
+  const auto lines = Lines(options.run_dir + "/metrics.jsonl");
+  EXPECT_NE(std::string(lines.at(2).at("skipped").as_string()).find("not finite at step 3"), std::string::npos);
+  EXPECT_FALSE(lines.at(3).as_object().contains("skipped"));
+  world.store[4] = world.store[2];
+  world.store[5] = world.store[2];
+  world.pool.stop_at = -1;
+  const Status status = world.Run(options);
+  EXPECT_EQ(status.code(), StatusCode::kInternal) << status.ToString();
+  EXPECT_NE(status.message().find("2 steps in a row"), std::string::npos) << status.message();
+  EXPECT_EQ(LoadNewestCheckpoint(options.run_dir)->step, 5);
+}
+
+// The best policy of a run could be gone when the run ends.
+TEST(Loop, TheBestCheckpointStays) {
+  World world(kBf16);
+  TrainerOptions options = Options(Scratch("best"), kBf16);
+  options.evaluate = true;
+  options.eval_every = 2;
+  options.checkpoint_every = 3;
+  options.keep = 1;
+  options.keep_best = true;
+  const double rates[] = {0.25, 0.75, 0.75, 0.5};  // at 0, 2, 4, 6: of equals the first
+  ASSERT_TRUE(world.Run(options, [&](int64_t evaluation, int64_t) -> Result<Evaluation> {
+    Evaluation result;
+    result.pass_rate = rates[evaluation];
+    return result;
+  }).ok());
+  EXPECT_EQ(ListDir(options.run_dir + "/checkpoints").value(), (std::vector<std::string>{"2", "6"}));
 }
 
 // A resumed run could go on in another number format, or cut its batches by the memory of another moment: other bits either way.
