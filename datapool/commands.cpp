@@ -14,6 +14,7 @@
 #include "datapool/listing.h"
 #include "datapool/picture.h"
 #include "datapool/sim.h"
+#include "datapool/statistics.h"
 #include "datapool/verify.h"
 #include "fmt/format.h"
 
@@ -234,6 +235,40 @@ int Explain(int argc, char** argv) {
   return 0;
 }
 
+constexpr char kTasksUsage[] =
+    "usage: temper pool tasks RUN\n"
+    "How each task of a run goes, one JSON object a line, the hardest first: groups admitted, trained, without signal and buried, and\n"
+    "the rewards of its rollouts.\n";
+
+int Tasks(int argc, char** argv) {
+  if (argc == 2 && (std::string_view(argv[1]) == "--help" || std::string_view(argv[1]) == "-h")) {
+    std::fputs(kTasksUsage, stdout);
+    return 0;
+  }
+  if (argc != 2) return Bad(std::string("tasks: give one run folder\n") + kTasksUsage);
+  const std::string run = argv[1];
+  Result<std::string> text = ReadFile(run + kConfigFile);
+  if (!text.ok()) return Bad(text.status().message());
+  Result<SimConfig> config = ParseSimConfig(*text);
+  if (!config.ok()) return Bad(run + kConfigFile + ": " + config.status().message());
+  std::vector<int64_t> counts;
+  if (Exists(run + kTasksFile)) {
+    Result<std::string> listed = ReadFile(run + kTasksFile);
+    if (!listed.ok()) return Bad(listed.status().message());
+    for (const std::string& word : Split(Trim(*listed).substr(1), ',')) {
+      int64_t n = 0;
+      if (ParseInt(word.substr(0, word.find(']')), &n)) counts.push_back(n);
+    }
+  }
+  Result<std::vector<LedgerRecord>> ledger = LedgerOf(run);
+  if (!ledger.ok()) return Bad(ledger.status().message());
+  if (!counts.empty() && counts.size() != std::max<size_t>(1, config->pool.sources.size())) return Bad(run + kTasksFile + ": not one count a source");
+  Statistics statistics(config->pool, counts);
+  for (const LedgerRecord& record : *ledger) statistics.Add(record.line);
+  for (const std::string& line : ListTasks(statistics)) Print(line);
+  return 0;
+}
+
 }  // namespace
 
 const std::vector<Command>& Commands() {
@@ -241,6 +276,7 @@ const std::vector<Command>& Commands() {
       {"pool", "sim", "the window machine in virtual time, from a script or a generated world", &Sim},
       {"pool", "verify", "hold a run's ledger to its balance and to the window machine", &Verify},
       {"pool", "ls", "the groups of a run and where they stand", &Ls},
+      {"pool", "tasks", "how each task of a run goes", &Tasks},
       {"pool", "explain", "what became of one group of a run", &Explain},
   };
   return kCommands;

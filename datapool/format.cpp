@@ -442,7 +442,7 @@ Result<LedgerRecord> ParseLedger(std::string_view text) {
   ASSIGN_OR_RETURN(l.t, t.Double());
   ASSIGN_OR_RETURN(JsonRef event, object.Field("event"));
   std::vector<std::string> kinds;
-  for (int i = 0; i <= static_cast<int>(LedgerLine::Kind::kRecover); ++i) kinds.push_back(Name(static_cast<LedgerLine::Kind>(i)));
+  for (int i = 0; i <= static_cast<int>(LedgerLine::Kind::kQuarantine); ++i) kinds.push_back(Name(static_cast<LedgerLine::Kind>(i)));
   ASSIGN_OR_RETURN(int word, Word(event, kinds));
   l.kind = static_cast<LedgerLine::Kind>(word);
   ASSIGN_OR_RETURN(l.group, OptionalInt<int64_t>(object, "group"));

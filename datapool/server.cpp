@@ -37,6 +37,9 @@ struct Server::Parts {
   Status Start() {
     RETURN_IF_ERROR(Validate(options.config));
     RETURN_IF_ERROR(KeepConfig());
+    std::string counts;
+    for (int64_t n : options.task_counts) counts += (counts.empty() ? "" : ",") + std::to_string(n);
+    RETURN_IF_ERROR(WriteFileAtomic(options.run + kTasksFile, "[" + counts + "]\n"));
     ASSIGN_OR_RETURN(std::unique_ptr<Store> store, OpenRocksStore(options.run + "/pool"));
     LocalPoolOptions local;
     local.config = options.config;

@@ -18,6 +18,8 @@
 #include "common/log.h"
 #include "datapool/format.h"
 #include "datapool/pack.h"
+#include "datapool/statistics.h"
+#include "datapool/verify.h"
 #include "fmt/format.h"
 
 namespace temper::datapool {
@@ -30,6 +32,7 @@ constexpr double kAnswerWaitS = 120;     // a turn is one disk write; longer mea
 constexpr double kIdleWaitS = 1;
 constexpr double kTickWaitS = 0.2;       // longest sleep before a deadline is looked at again
 constexpr char kStoreTag[] = "temper-pool-1";
+constexpr size_t kShownPositions = 64;   // of a source, in the metrics
 
 // Words by which the core says why it cut a rollout. A caller's own abort must not look like one in the ledger.
 bool IsCoreReason(const std::string& reason) {
@@ -41,13 +44,15 @@ bool IsCoreReason(const std::string& reason) {
 
 struct LocalDataPool::Impl {
   Impl(LocalPoolOptions o, std::unique_ptr<Store> s, temper::Metrics& m, Env e)
-      : options(std::move(o)), store(std::move(s)), metrics(m), env(e), window(options.config), queue(kQueued) {}
+      : options(std::move(o)), store(std::move(s)), metrics(m), env(e), window(options.config), 
+        balance(Balance(options.config)), statistics(options.config, options.task_counts), queue(kQueued) {}
 
   // What one turn of the state thread has to make durable.
   struct Turn {
     StoreWrite write;
     bool sync = false;
     bool changed = false;
+    std::set<std::string> calls;  // that changed something: names of fault points
   };
   using Answer = std::function<void()>;
   using Call = std::function<Answer(Turn&)>;
@@ -59,6 +64,8 @@ struct LocalDataPool::Impl {
 
   // ---- owned by the state thread (and by Open before it starts)
   Window window;
+  std::optional<Balance> balance;  // of every line written, those of former lives included; none where they are not known
+  Statistics statistics;
   int64_t seq = 0;            // of the last ledger line
   int64_t synced_seq = 0;     // lines up to here are on disk for good
   int64_t clock_base_us = 0;  // pool time at clock_origin_s
@@ -72,6 +79,7 @@ struct LocalDataPool::Impl {
   int64_t serial = 0;             // of the last TakeIssues answer with content
   std::vector<AttemptId> last_issues, last_cancelled;  // that answer, until it is known to have arrived
   std::set<int64_t> came_back;    // batches leased again
+  std::set<AttemptId> quarantined;  // records that do not verify
   std::string infra_cause;
   int64_t infra_streak = 0;
   Fd ledger;
@@ -167,7 +175,11 @@ struct LocalDataPool::Impl {
     ASSIGN_OR_RETURN(std::optional<std::string> state, store->State());
     if (state) RETURN_IF_ERROR(Unpack(*state));
     clock_origin_s = env.clock.NowS();
-    if (!options.ledger_path.empty()) RETURN_IF_ERROR(RepairLedger());
+    if (!options.ledger_path.empty()) {
+      RETURN_IF_ERROR(RepairLedger());
+    } else if (state) {
+      balance.reset();
+    }
 
     Turn turn;
     turn.sync = true;
@@ -230,6 +242,7 @@ struct LocalDataPool::Impl {
     if (!ledger.valid()) return ErrnoStatus(path, errno);
     if (keep != content.size() && ftruncate(ledger.get(), static_cast<off_t>(keep)) != 0) return ErrnoStatus(path, errno);
     ASSIGN_OR_RETURN(auto lines, store->Ledger());
+    Point("pool.recover.cut");
     std::string missing;
     for (const auto& [number, line] : lines) {
       if (number <= last) continue;
@@ -241,6 +254,25 @@ struct LocalDataPool::Impl {
       return DataLoss(fmt::format("{}: ends at line {}, but the pool has written {} and kept no copy of the rest", path, last, seq));
     }
     RETURN_IF_ERROR(WriteAll(ledger.get(), missing));
+    content.resize(keep);
+    return CountAgain(content + missing);
+  }
+
+  void Remember(const LedgerLine& l) {
+    if (l.kind == LedgerLine::Kind::kQuarantine && l.group && l.rollout && l.attempt) quarantined.insert({*l.group, *l.rollout, *l.attempt});
+  }
+
+  // The balance and the statistics are those of the whole ledger.
+  Status CountAgain(std::string_view lines) {
+    while (!lines.empty()) {
+      const size_t end = lines.find('\n');
+      Result<LedgerRecord> record = ParseLedger(lines.substr(0, end));
+      if (!record.ok()) return record.status().WithContext(options.ledger_path);
+      RETURN_IF_ERROR(balance->Add(*record).WithContext(fmt::format("{}: seq {}", options.ledger_path, record->seq)));
+      statistics.Add(record->line);
+      Remember(record->line);
+      lines.remove_prefix(end + 1);
+    }
     return Status::Ok();
   }
 
@@ -257,13 +289,26 @@ struct LocalDataPool::Impl {
   void Keep(Turn& turn, const StepOutput& out) {
     turn.changed = true;
     for (const LedgerLine& line : out.ledger) {
+      Remember(line);
       ++seq;
       turn.write.ledger.emplace_back(seq, PrintLedger({seq, line}));
+      // What must never be is not written: the process ends, and what stands on disk is still right.
+      if (Status s = balance ? balance->Add({seq, line}) : Status::Ok(); !s.ok()) {
+        Wrong(fmt::format("the ledger would not balance at {}: {}", PrintLedger({seq, line}), s.message()));
+      }
+      statistics.Add(line);
       if (line.kind == LedgerLine::Kind::kTombstone && line.reason != "job_end" && line.reason != "zero_signal") {
         metrics.Say(fmt::format("group {} tombstoned: {}", *line.group, line.reason));
       }
     }
     for (const Decision& d : out.decisions) {
+      if (d.kind == Decision::Kind::kLease) {
+        for (int64_t stale : d.staleness) {
+          if (window.plan().bound && stale > *window.plan().bound) {
+            Wrong(fmt::format("batch {} would be {} updates stale; the bound is {}", *d.batch, stale, *window.plan().bound));
+          }
+        }
+      }
       if (d.kind == Decision::Kind::kLease && *d.again) came_back.insert(*d.batch);
       if (d.kind == Decision::Kind::kUpdate) came_back.erase(*d.batch);
     }
@@ -297,22 +342,37 @@ struct LocalDataPool::Impl {
     std::abort();
   }
 
+  // A promise of the pool would be broken: nothing of this turn reaches the disk or a caller.
+  [[noreturn]] void Wrong(const std::string& what) {
+    log::Error("pool breaks its word", {{"what", what}});
+    std::abort();
+  }
+
+  void Point(const std::string& name) {
+    if (Status s = env.faults.Hit(name.c_str()); !s.ok()) Broken("fault", s);
+  }
+
   void Persist(Turn& turn) {
     turn.write.state = Pack();
     turn.write.drop_ledger_to = synced_seq;
-    if (Status s = env.faults.Hit("pool.before_write"); !s.ok()) Broken("fault", s);
+    for (const std::string& call : turn.calls) Point("pool." + call + ".applied");
+    Point("pool.before_write");
     if (Status s = store->Write(turn.write, turn.sync); !s.ok()) Broken("store", s);
-    if (Status s = env.faults.Hit("pool.after_write"); !s.ok()) Broken("fault", s);
+    Point("pool.after_write");
     if (ledger.valid()) {
       std::string text;
       for (const auto& [number, line] : turn.write.ledger) text += line + "\n";
-      if (Status s = WriteAll(ledger.get(), text); !s.ok()) Broken("ledger", s);
+      const size_t half = text.size() / 2;
+      if (Status s = WriteAll(ledger.get(), std::string_view(text).substr(0, half)); !s.ok()) Broken("ledger", s);
+      Point("pool.ledger_half");
+      if (Status s = WriteAll(ledger.get(), std::string_view(text).substr(half)); !s.ok()) Broken("ledger", s);
       if (turn.sync) {
         if (fdatasync(ledger.get()) != 0) Broken("ledger", ErrnoStatus(options.ledger_path, errno));
         synced_seq = seq;
       }
     }
-    if (Status s = env.faults.Hit("pool.after_ledger"); !s.ok()) Broken("fault", s);
+    Point("pool.after_ledger");
+    for (const std::string& call : turn.calls) Point("pool." + call + ".durable");
     Measure();
   }
 
@@ -334,9 +394,39 @@ struct LocalDataPool::Impl {
     set("paused", paused);
     set("closed", window.closed());
     set("infra_streak", infra_streak);
+    set("quarantined", quarantined.size());
     set("ledger_seq", seq);
+    set("length_bias", statistics.length_bias());
+    set("zero_signal_groups", statistics.zero_signal_groups());
+    set("complete_groups", statistics.complete_groups());
+    MeasureWindow();
     for (const auto& [outcome, n] : t.outcomes) metrics["outcome." + outcome].Set(static_cast<double>(n));
     for (const auto& [reason, n] : t.tombstones) metrics["tombstone." + reason].Set(static_cast<double>(n));
+  }
+
+  // What the live view draws: of the first source that keeps the trainer waiting, else of the first.
+  void MeasureWindow() {
+    const std::vector<SourceShape> shapes = window.Shape();
+    size_t shown = 0;
+    for (size_t i = shapes.size(); i-- > 0;) {
+      if (shapes[i].filled < shapes[i].quota) shown = i;
+    }
+    const SourceShape& s = shapes[shown];
+    auto set = [&](const std::string& name, auto value) { metrics["window." + name].Set(static_cast<double>(value)); };
+    int64_t have = 0;
+    for (const SourceShape& each : shapes) have += each.filled;
+    set("source", shown);
+    set("size", s.window ? *s.window : -1);
+    set("head", s.head ? *s.head : -1);
+    set("head_wait_s", s.head ? std::max(0.0, Now() - s.head_since) : 0);
+    set("head_running", s.head_running);
+    set("ready_inside", s.ready_inside);
+    set("ready_outside", s.ready_outside);
+    set("batch_have", have);
+    set("batch_need", options.config.P);
+    const size_t count = std::min(s.positions.size(), kShownPositions);
+    set("positions", count);
+    for (size_t i = 0; i < count; ++i) set(fmt::format("{:02}", i), s.positions[i]);
   }
 
   double WaitS() const {
@@ -434,6 +524,7 @@ struct LocalDataPool::Impl {
     if (incarnation.empty()) return InvalidArgument("incarnation: empty");
     if (incarnation == agents) return int64_t{0};
     const bool first = agents.empty();
+    turn.calls.insert("attach_agents");
     agents = incarnation;
     std::vector<OpenRollout> lost;
     for (const OpenRollout& r : window.Running()) {
@@ -491,6 +582,7 @@ struct LocalDataPool::Impl {
       last_issues = std::move(issues);
       last_cancelled = cancelled;
       turn.changed = true;
+      turn.calls.insert("take_issues");
     }
     taken.reply.cancelled = std::move(cancelled);
     taken.serial = serial;
@@ -512,6 +604,7 @@ struct LocalDataPool::Impl {
     e.reward = f.reward;
     ASSIGN_OR_RETURN(StepOutput out, Apply(turn, e));
     handed.erase(f.id);
+    turn.calls.insert("finish");
     bool counted = true;
     for (const Decision& d : out.decisions) {
       if (d.kind == Decision::Kind::kIgnore) counted = false;
@@ -551,6 +644,7 @@ struct LocalDataPool::Impl {
       if (step > window.committed()) RETURN_IF_ERROR(Apply(turn, Simple(Event::Kind::kCommit, step)).status());
     }
     const bool known = !trainer.empty();
+    turn.calls.insert("attach_trainer");
     trainer = incarnation;
     trainer_attached = true;
     turn.changed = true;
@@ -580,6 +674,7 @@ struct LocalDataPool::Impl {
     if (!leased() && !window.asking()) {
       const int64_t next = window.version() + static_cast<int64_t>(window.Outstanding().size());
       if (batch != next) return FailedPrecondition(fmt::format("batch {} was asked for, but {} is next", batch, next));
+      turn.calls.insert("lease");
       ASSIGN_OR_RETURN(StepOutput out, Apply(turn, Simple(Event::Kind::kLease, 0, incarnation)));
       for (const Decision& d : out.decisions) {
         if (d.kind == Decision::Kind::kRefuse) return FailedPrecondition("lease refused: " + d.reason);
@@ -607,12 +702,32 @@ struct LocalDataPool::Impl {
   Result<bool> DoUpdate(Turn& turn, const std::string& incarnation, int64_t batch) {
     RETURN_IF_ERROR(CheckTrainer(incarnation));
     turn.sync = true;
+    turn.calls.insert("update");
     return Refusable(Apply(turn, Simple(Event::Kind::kUpdate, batch)), fmt::format("update of batch {}", batch));
   }
 
   Result<bool> DoCommit(Turn& turn, int64_t step) {
     turn.sync = true;
+    turn.calls.insert("commit");
     return Refusable(Apply(turn, Simple(Event::Kind::kCommit, step)), fmt::format("commit of step {}", step));
+  }
+
+  // A record that cannot be trusted: said once, in the ledger, and never given out.
+  Result<bool> Quarantine(Turn& turn, const AttemptId& id, const std::string& why) {
+    if (quarantined.count(id)) return true;
+    StepOutput out;
+    LedgerLine& line = out.ledger.emplace_back();
+    line.kind = LedgerLine::Kind::kQuarantine;
+    line.t = Now();
+    line.group = id.group;
+    line.rollout = id.rollout;
+    line.attempt = id.attempt;
+    line.reason = "record";
+    Keep(turn, out);
+    turn.sync = true;
+    log::Error("record quarantined", {{"why", why}});
+    metrics.Say(fmt::format("quarantined: {}", why));
+    return true;
   }
 
   static Result<bool> Refusable(const Result<StepOutput>& out, const std::string& what) {
@@ -679,12 +794,19 @@ Result<std::vector<int64_t>> LocalDataPool::AttachTrainer(const std::string& inc
 }
 
 Result<LeaseReply> LocalDataPool::LeaseWithoutMembers(const std::string& incarnation, int64_t batch, uint32_t wait_ms) {
-  return impl_->Poll<LeaseReply>(
-      wait_ms, [impl = impl_.get(), incarnation, batch](Impl::Turn& turn) { return impl->DoLease(turn, incarnation, batch); },
-      [](const LeaseReply& r) { return r.ready || r.closed || r.exhausted; });
+  ASSIGN_OR_RETURN(LeaseReply reply, impl_->Poll<LeaseReply>(
+                                         wait_ms,
+                                         [impl = impl_.get(), incarnation, batch](Impl::Turn& turn) { return impl->DoLease(turn, incarnation, batch); },
+                                         [](const LeaseReply& r) { return r.ready || r.closed || r.exhausted; }));
+  for (LeasedGroup& g : reply.groups) {
+    ASSIGN_OR_RETURN(const auto members, ReadMembers(g.group));
+    g.rollouts.clear();
+    for (const auto& [rollout, bytes] : members) g.rollouts.push_back(rollout);
+  }
+  return reply;
 }
 
-Result<std::vector<std::string>> LocalDataPool::ReadGroup(int64_t group) {
+Result<std::vector<std::pair<int32_t, std::string>>> LocalDataPool::ReadMembers(int64_t group) {
   ASSIGN_OR_RETURN(BatchMember member, impl_->Run<BatchMember>([impl = impl_.get(), group](Impl::Turn&) -> Result<BatchMember> {
     for (int64_t batch : impl->window.Outstanding()) {
       for (BatchMember& m : impl->window.Batch(batch)) {
@@ -693,11 +815,26 @@ Result<std::vector<std::string>> LocalDataPool::ReadGroup(int64_t group) {
     }
     return NotFound(fmt::format("group {} is in no leased batch", group));
   }));
-  std::vector<std::string> out;
+  std::vector<std::pair<int32_t, std::string>> out;
   for (size_t i = 0; i < member.rollouts.size(); ++i) {
-    ASSIGN_OR_RETURN(std::string bytes, impl_->store->Trajectory({group, member.rollouts[i], member.attempts[i]}));
-    out.push_back(std::move(bytes));
+    const AttemptId id{group, member.rollouts[i], member.attempts[i]};
+    Result<std::string> bytes = impl_->store->Trajectory(id);
+    if (bytes.ok()) {
+      out.emplace_back(id.rollout, *std::move(bytes));
+      continue;
+    }
+    if (bytes.status().code() != StatusCode::kDataLoss && bytes.status().code() != StatusCode::kNotFound) return bytes.status();
+    RETURN_IF_ERROR(impl_->Run<bool>([impl = impl_.get(), id, why = bytes.status().message()](Impl::Turn& turn) {
+      return impl->Quarantine(turn, id, why);
+    }).status());
   }
+  return out;
+}
+
+Result<std::vector<std::string>> LocalDataPool::ReadGroup(int64_t group) {
+  ASSIGN_OR_RETURN(auto members, ReadMembers(group));
+  std::vector<std::string> out;
+  for (auto& [rollout, bytes] : members) out.push_back(std::move(bytes));
   return out;
 }
 
@@ -723,6 +860,7 @@ Status LocalDataPool::Pause(bool on) {
         if (impl->paused != on) {
           impl->SetPaused(on);
           turn.changed = true;
+          turn.calls.insert("pause");
         }
         return true;
       })
@@ -734,6 +872,7 @@ Status LocalDataPool::Close(CloseReason reason) {
       ->Run<bool>([impl = impl_.get(), reason](Impl::Turn& turn) -> Result<bool> {
         turn.sync = true;
         turn.changed = true;
+        turn.calls.insert("close");
         // Before the first trainer there is nothing to end.
         if (!impl->window.started()) return true;
         RETURN_IF_ERROR(impl->Apply(turn, Impl::Simple(Event::Kind::kClose, 0, reason == CloseReason::kJobEnd ? "job_end" : "stopped")).status());

@@ -55,11 +55,14 @@ class LocalDataPool final : public DataPool {
   };
   // `received`: the serial of the last answer that arrived; when it is behind, that answer is given again.
   Result<Taken> TakeIssuesAfter(const std::string& incarnation, int32_t max, uint32_t wait_ms, int64_t received);
-  // Lease without the trajectories, and those of one group of a leased batch.
+  // Lease without the trajectories, and those of one group of a leased batch. A member whose stored record does not verify is
+  // quarantined, with a line in the ledger, and is in neither: the group goes out without it.
   Result<LeaseReply> LeaseWithoutMembers(const std::string& incarnation, int64_t batch, uint32_t wait_ms);
   Result<std::vector<std::string>> ReadGroup(int64_t group);
 
  private:
+  // The members that verify, by rollout.
+  Result<std::vector<std::pair<int32_t, std::string>>> ReadMembers(int64_t group);
   struct Impl;
   explicit LocalDataPool(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

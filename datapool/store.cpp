@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "common/file.h"
+#include "datapool/record.h"
 #include "datapool/rocks_status.h"
 #include "datapool/store_keys.h"
 
@@ -57,7 +58,7 @@ class RocksStore final : public Store {
       if (s.ok()) s = batch.Put(key, value);
     };
     if (!write.state.empty()) put(kStateKey, write.state);
-    for (const auto& [id, bytes] : write.trajectories) put(TrajectoryKey(id), bytes);
+    for (const auto& [id, bytes] : write.trajectories) put(TrajectoryKey(id), PackRecord(id, bytes));
     for (const auto& [seq, line] : write.ledger) put(LedgerKey(seq), line);
     if (write.drop_ledger_to > dropped_ && s.ok()) s = batch.DeleteRange(LedgerKey(dropped_ + 1), LedgerKey(write.drop_ledger_to + 1));
     rocksdb::WriteOptions options;
@@ -90,7 +91,7 @@ class RocksStore final : public Store {
   Result<std::string> Trajectory(const AttemptId& id) override {
     std::string value;
     RETURN_IF_ERROR(FromRocks(db_->Get({}, TrajectoryKey(id), &value), "pool store"));
-    return value;
+    return UnpackRecord(id, value);
   }
 
  private:
@@ -115,7 +116,11 @@ Result<std::unique_ptr<Store>> OpenRocksStore(const std::string& path) {
   options.write_buffer_size = 16 << 20;
   options.max_total_wal_size = 64 << 20;
   options.max_open_files = 128;
+  // A record that is damaged, but for the last one half written, is an error: skipping it would lose what was promised.
+  options.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
   options.keep_log_file_num = 2;
+  // Records are compressed by themselves.
+  options.compression = rocksdb::kNoCompression;
   options.info_log_level = rocksdb::WARN_LEVEL;
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;

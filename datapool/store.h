@@ -31,7 +31,7 @@ class Store {
   virtual Result<std::optional<std::string>> State() = 0;
   // Lines not dropped yet, ascending.
   virtual Result<std::vector<std::pair<int64_t, std::string>>> Ledger() = 0;
-  // kNotFound: none.
+  // kNotFound: none. kDataLoss: what is stored does not verify.
   virtual Result<std::string> Trajectory(const AttemptId& id) = 0;
 };
 

@@ -7,6 +7,7 @@
 
 #include "common/file.h"
 #include "common/strings.h"
+#include "datapool/record.h"
 #include "datapool/rocks_status.h"
 #include "datapool/store_keys.h"
 
@@ -23,10 +24,10 @@ class RocksReader final : public StoreReader {
 
   Result<std::string> Read(int64_t group, int32_t rollout, std::optional<int32_t> attempt) override {
     RETURN_IF_ERROR(CatchUp());
-    std::optional<std::string> found;
+    std::optional<std::pair<AttemptId, std::string>> found;
     RETURN_IF_ERROR(Scan(TrajectoryKey({group, rollout, 0}), [&](const AttemptId& id, const rocksdb::Slice& value) {
       if (id.group != group || id.rollout != rollout) return false;
-      if (!attempt || *attempt == id.attempt) found = value.ToString();
+      if (!attempt || *attempt == id.attempt) found = {id, value.ToString()};
       return true;
     }));
     if (!found) {
@@ -34,7 +35,7 @@ class RocksReader final : public StoreReader {
       if (attempt) name += "." + std::to_string(*attempt);
       return NotFound("no trajectory of " + name + " is stored");
     }
-    return *std::move(found);
+    return UnpackRecord(found->first, found->second);
   }
 
   Result<std::vector<AttemptId>> List(std::optional<int64_t> group) override {

@@ -20,6 +20,7 @@ class StoreReader {
   virtual ~StoreReader() = default;
 
   // The serialised temper.v1.Trajectory of an attempt; without `attempt` the last one stored. kNotFound: none.
+  // kDataLoss: what is stored does not verify.
   virtual Result<std::string> Read(int64_t group, int32_t rollout, std::optional<int32_t> attempt) = 0;
   // All attempts stored, ascending; `group` narrows it.
   virtual Result<std::vector<AttemptId>> List(std::optional<int64_t> group) = 0;

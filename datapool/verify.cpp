@@ -24,7 +24,11 @@ Result<Event> CauseOf(const LedgerLine& l, const Window& window) {
         e.reason = l.reason;
         return e;
       }
-      if (l.outcome == "aborted" && cut && window.NextDeadline() && *window.NextDeadline() <= l.t) return e;  // a tick
+      if (l.outcome == "aborted" && cut && window.NextDeadline() && *window.NextDeadline() <= l.t) {
+        // A tick, of this deadline alone: what else is due at this very time may have been left to a later event.
+        e.number = 1;
+        return e;
+      }
       e.kind = l.outcome == "infra_failure" || l.outcome == "aborted" ? Event::Kind::kFail : Event::Kind::kFinish;
       e.group = *l.group;
       e.rollout = *l.rollout;
@@ -62,6 +66,8 @@ class Replay {
   explicit Replay(const PoolConfig& config) : window_(config) {}
 
   Status Add(const LedgerLine& line) {
+    // Decided by the store, between two events.
+    if (line.kind == LedgerLine::Kind::kQuarantine) return Status::Ok();
     if (!window_.started()) Expect(window_.Start(line.t));
     if (expected_.empty()) {
       ASSIGN_OR_RETURN(Event cause, CauseOf(line, window_));
@@ -99,6 +105,8 @@ bool Balance::Running(int64_t group) const {
   return it != running_.end() && it->first == group;
 }
 
+void Balance::Forget(int64_t group) { attempts_.erase(attempts_.lower_bound({group, 0}), attempts_.lower_bound({group + 1, 0})); }
+
 Status Balance::Add(const LedgerRecord& record) {
   if (next_seq_ >= 0 && record.seq != next_seq_) return Wrong(fmt::format("seq: {} where {} must follow", record.seq, next_seq_));
   if (next_seq_ < 0 && record.seq != 1) return Wrong(fmt::format("seq: begins with {} instead of 1", record.seq));
@@ -123,7 +131,7 @@ Status Balance::Line(const LedgerLine& l) {
 
   const int64_t group = l.group.value_or(-1);
   const bool of_group = l.kind == LedgerLine::Kind::kAdmit || l.kind == LedgerLine::Kind::kIssue || l.kind == LedgerLine::Kind::kOutcome ||
-                        l.kind == LedgerLine::Kind::kConsume || l.kind == LedgerLine::Kind::kTombstone;
+                        l.kind == LedgerLine::Kind::kConsume || l.kind == LedgerLine::Kind::kTombstone || l.kind == LedgerLine::Kind::kQuarantine;
   if (of_group && !l.group) return Wrong("group is missing");
   if (of_group && l.kind != LedgerLine::Kind::kAdmit && !admitted_.count(group)) return Wrong(fmt::format("group {} was never admitted", group));
   const bool over = consumed_.count(group) || dead_.count(group);
@@ -160,6 +168,7 @@ Status Balance::Line(const LedgerLine& l) {
     }
 
     case LedgerLine::Kind::kAsk:
+    case LedgerLine::Kind::kQuarantine:
     case LedgerLine::Kind::kRecover: return Status::Ok();
 
     case LedgerLine::Kind::kLease: {
@@ -203,6 +212,10 @@ Status Balance::Line(const LedgerLine& l) {
       if (!l.step) return Wrong("step is missing");
       if (*l.step <= committed_ || *l.step > version_) return Wrong(fmt::format("step {} is not after {} and within {}", *l.step, committed_, version_));
       committed_ = *l.step;
+      // Nothing of a group that is over for good is issued again; a long run need not remember its attempts.
+      for (auto it = leases_.begin(); it != leases_.upper_bound(committed_); ++it) {
+        for (int64_t member : it->second) Forget(member);
+      }
       leases_.erase(leases_.begin(), leases_.upper_bound(committed_));
       return Status::Ok();
 
@@ -228,6 +241,7 @@ Status Balance::Line(const LedgerLine& l) {
       if (l.reason.empty()) return Wrong("reason is missing");
       if (!dead_.insert(group).second) return Wrong(fmt::format("group {} is tombstoned twice", group));
       ++tombstones_[l.reason];
+      Forget(group);
       --sources_[admitted_.at(group).source].in_flight;
       return Status::Ok();
   }

@@ -37,6 +37,7 @@ class Balance {
  private:
   Status Line(const LedgerLine& line);
   bool Running(int64_t group) const;
+  void Forget(int64_t group);  // its attempts
 
   const int64_t per_step_;
   const int32_t rollouts_;

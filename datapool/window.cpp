@@ -459,8 +459,8 @@ struct Window::State {
     return inclusive ? deadlines.begin()->first <= t : deadlines.begin()->first < t;
   }
 
-  void FireDeadlines(double t, bool inclusive) {
-    while (Due(t, inclusive)) {
+  void FireDeadlines(double t, bool inclusive, int64_t at_most = 0) {
+    for (int64_t fired = 0; Due(t, inclusive) && (at_most == 0 || fired < at_most); ++fired) {
       auto [due, group] = *deadlines.begin();
       now = std::max(now, due);
       Expire(group);
@@ -737,7 +737,7 @@ Result<StepOutput> Window::Apply(const Event& event, double now) {
     }
   }
   s.out = &out;
-  s.FireDeadlines(now, inclusive);
+  s.FireDeadlines(now, inclusive, event.kind == Event::Kind::kTick ? event.number : 0);
   s.now = now;
   s.Dispatch(event);
   s.Settle();
@@ -984,6 +984,32 @@ WindowTotals Window::totals() const {
   return t;
 }
 
+std::vector<SourceShape> Window::Shape() const {
+  std::vector<SourceShape> out;
+  for (const Source& s : state_->sources) {
+    SourceShape shape;
+    shape.source = s.name;
+    shape.window = s.window;
+    shape.quota = s.quota;
+    shape.filled = s.filled;
+    if (!s.untaken.empty()) {
+      const Group& head = state_->groups.at(*s.untaken.begin());
+      shape.head = head.number;
+      shape.head_since = head.admitted_t;
+      shape.head_running = head.Count(RolloutState::kRunning);
+      shape.positions.assign(static_cast<size_t>(s.next_pos - head.pos), '.');
+      for (int64_t number : s.untaken) {
+        const Group& g = state_->groups.at(number);
+        const bool ready = g.state == GroupState::kReady;
+        shape.positions[static_cast<size_t>(g.pos - head.pos)] = ready ? '#' : g.late ? '!' : 'o';
+        if (ready) ++(!s.window || g.pos < head.pos + *s.window ? shape.ready_inside : shape.ready_outside);
+      }
+    }
+    out.push_back(std::move(shape));
+  }
+  return out;
+}
+
 const char* Name(Policy policy) {
   switch (policy) {
     case Policy::kAnchored: return "anchored";
@@ -1001,7 +1027,8 @@ const char* Name(Decision::Kind kind) {
 }
 
 const char* Name(LedgerLine::Kind kind) {
-  static constexpr const char* kNames[] = {"admit", "issue", "outcome", "ask", "lease", "consume", "commit", "rollback", "tombstone", "recover"};
+  static constexpr const char* kNames[] = {"admit", "issue", "outcome", "ask", "lease", "consume", "commit", "rollback", "tombstone", "recover",
+                                           "quarantine"};
   return kNames[static_cast<int>(kind)];
 }
 

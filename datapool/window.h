@@ -26,7 +26,7 @@ struct Event {
   std::string outcome;           // finish: scored policy_failure truncated; fail: infra_failure aborted
   std::string reason;            // finish, fail: the kind. close: job_end | stopped. lease, crash: the trainer's incarnation
   std::optional<double> reward;  // finish
-  int64_t number = 0;            // update: batch; commit: step
+  int64_t number = 0;            // update: batch; commit: step; tick: fire at most so many deadlines, 0 = all that are due
 };
 
 // One line of the decision stream.
@@ -50,7 +50,10 @@ struct Decision {
 
 // One line of RUN/ledger.jsonl, without its seq.
 struct LedgerLine {
-  enum class Kind { kAdmit, kIssue, kOutcome, kAsk, kLease, kConsume, kCommit, kRollback, kTombstone, kRecover };
+  enum class Kind {
+    kAdmit, kIssue, kOutcome, kAsk, kLease, kConsume, kCommit, kRollback, kTombstone, kRecover,
+    kQuarantine,  // the pool's own: a stored record does not verify; no decision of the machine
+  };
   Kind kind = Kind::kAdmit;
   double t = 0;
   std::optional<int64_t> group, task, from, version_admitted, version_consumed, step;
@@ -81,6 +84,18 @@ struct BatchMember {
   int32_t source = 0;
   std::vector<int32_t> rollouts;  // valid, ascending
   std::vector<int32_t> attempts;  // of each, the one that was valid
+};
+
+// Where one source stands, for people: what its positions from the head on hold.
+struct SourceShape {
+  std::string source;
+  std::optional<int64_t> window;       // W
+  std::optional<int64_t> head;         // number of the oldest living group in no batch
+  double head_since = 0;               // when it was admitted, pool clock
+  int32_t head_running = 0;            // its rollouts still open
+  int64_t quota = 0, filled = 0;       // of the batch being filled
+  int64_t ready_inside = 0, ready_outside = 0;
+  std::string positions;  // from the head: 'o' running, '!' running and late, '#' ready, '.' taken or dead
 };
 
 struct WindowTotals {
@@ -130,6 +145,7 @@ class Window {
   const PoolConfig& config() const;
   const PoolPlan& plan() const;
   WindowTotals totals() const;
+  std::vector<SourceShape> Shape() const;  // one a source
 
  private:
   struct State;

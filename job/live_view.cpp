@@ -39,6 +39,31 @@ std::string Failures(const ViewState& view) {
   return text.empty() ? "none" : text;
 }
 
+// The groups from the head on, `|` where the window ends: o running, ! late, # ready, . taken or dead.
+std::string Positions(const ViewState& view) {
+  const auto count = static_cast<int64_t>(Value(view.pool, "window.positions"));
+  const auto size = static_cast<int64_t>(Value(view.pool, "window.size"));
+  if (count == 0) return "";
+  std::string text = fmt::format("  head {:.0f} ", Value(view.pool, "window.head"));
+  for (int64_t i = 0; i < count; ++i) {
+    if (i == size) text += "|";
+    text += static_cast<char>(Value(view.pool, fmt::format("window.{:02}", i)));
+  }
+  return text + (count <= size ? "|" : "") + "  # ready  o running  ! late  . gone";
+}
+
+// Empty while the trainer has what it wants.
+std::string WhyItWaits(const ViewState& view) {
+  if (Value(view.pool, "asking") == 0) return "";
+  auto value = [&](const char* name) { return Value(view.pool, std::string("window.") + name); };
+  std::string text = fmt::format("the trainer waits: {:.0f} of {:.0f} groups of its batch", value("batch_have"), value("batch_need"));
+  if (value("head") >= 0 && value("head_running") > 0) {
+    text += fmt::format("; head {:.0f} has {:.0f} rollouts running for {:.0f} s", value("head"), value("head_running"), value("head_wait_s"));
+  }
+  if (value("ready_outside") > 0) text += fmt::format("; {:.0f} ready behind the window", value("ready_outside"));
+  return text;
+}
+
 std::string Bound(const ViewState& view) {
   return view.staleness_bound ? fmt::format("/{}", *view.staleness_bound) : "";
 }
@@ -76,9 +101,9 @@ std::vector<std::string> RenderPanel(const ViewState& view, size_t width) {
                     last.train_tokens_per_s, last.wait_s));
     add(fmt::format("staleness {}{} updates", last.staleness, Bound(view)));
   }
-  add(fmt::format("window    W = {}, {:.0f} of {} slots in flight, {:.0f} rollouts running{}", view.window ? std::to_string(*view.window) : "none",
-                  Value(view.pool, "in_flight"), view.slots, Value(view.pool, "running"),
-                  Value(view.pool, "asking") > 0 ? "; the trainer waits for groups" : ""));
+  add(fmt::format("slots     {:.0f} of {} in flight, {:.0f} rollouts running", Value(view.pool, "in_flight"), view.slots, Value(view.pool, "running")));
+  add(fmt::format("window    W = {}{}", view.window ? std::to_string(*view.window) : "none", Positions(view)));
+  if (const std::string why = WhyItWaits(view); !why.empty()) add("          " + why);
   add("failures  " + Failures(view));
   if (!view.evaluations.empty() || view.eval_tasks > view.eval_done) {
     std::string text;

@@ -16,7 +16,10 @@ ViewState Sample() {
   view.sample_tokens_per_s = 5400;
   view.slots = 32;
   view.window = 9;
-  view.pool = {{"in_flight", 30}, {"running", 12}, {"asking", 1}};
+  view.pool = {{"in_flight", 30}, {"running", 12}, {"asking", 1}, {"window.size", 9}, {"window.head", 41}, {"window.head_running", 2}, {"window.head_wait_s", 63.4},
+               {"window.ready_outside", 1}, {"window.batch_have", 3}, {"window.batch_need", 16}, {"window.positions", 11}};
+  const std::string positions = "!#.oooooo#o";
+  for (size_t i = 0; i < positions.size(); ++i) view.pool[std::string("window.") + (i < 10 ? "0" : "") + std::to_string(i)] = positions[i];
   view.outcomes = {{"scored", 500}, {"infra_failure", 2}};
   view.evaluations = {{0, 0.45}};
   return view;
@@ -44,13 +47,13 @@ TEST(LiveView, ShowsFailures) {
   EXPECT_EQ(all.find("scored 500"), std::string::npos);
   EXPECT_NE(all.find("1/2 updates"), std::string::npos);
   EXPECT_NE(all.find("1:02:05"), std::string::npos);
-  EXPECT_NE(all.find("30 of 32 slots"), std::string::npos);
+  EXPECT_NE(all.find("30 of 32 in flight"), std::string::npos);
   EXPECT_NE(all.find("v0 0.450"), std::string::npos);
 }
 
 // Each number that a user watches must be there, under its own name.
 TEST(LiveView, ShowsWhereTheJobStands) {
-  const std::vector<std::string> lines = RenderPanel(Sample(), 120);
+  const std::vector<std::string> lines = RenderPanel(Sample(), 130);
   auto line = [&](const std::string& name) {
     for (const std::string& l : lines) {
       if (l.rfind(name, 0) == 0) return l;
@@ -62,7 +65,12 @@ TEST(LiveView, ShowsWhereTheJobStands) {
   EXPECT_EQ(line("reward").substr(line("reward").size() - 3), "█");
   EXPECT_EQ(line("speed"), "speed     sampling 5400 tokens/s, training 8000 tokens/s, trainer waited 0.5 s");
   EXPECT_EQ(line("staleness"), "staleness 1/2 updates");
-  EXPECT_EQ(line("window"), "window    W = 9, 30 of 32 slots in flight, 12 rollouts running; the trainer waits for groups");
+  EXPECT_EQ(line("slots"), "slots     30 of 32 in flight, 12 rollouts running");
+  EXPECT_EQ(line("window"), "window    W = 9  head 41 !#.oooooo|#o  # ready  o running  ! late  . gone");
+  EXPECT_EQ(line("          the"), "          the trainer waits: 3 of 16 groups of its batch; head 41 has 2 rollouts running for 63 s; 1 ready behind the window");
+  ViewState busy = Sample();
+  busy.pool["asking"] = 0;
+  for (const std::string& l : RenderPanel(busy, 120)) EXPECT_EQ(l.find("the trainer waits"), std::string::npos);
   EXPECT_EQ(line("failures"), "failures  infra_failure 2");
 }
 

@@ -1,0 +1,187 @@
+// The pool's service in this process, over a store that forgets.
+#include "datapool/service.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "common/file.h"
+#include "common/strings.h"
+#include "datapool/verify.h"
+#include "tests/datapool/script.h"
+
+namespace temper::datapool {
+namespace {
+
+struct Service {
+  Service(const std::string& config, const std::string& ledger_path) {
+    LocalPoolOptions options;
+    options.config = Config(config);
+    options.job_incarnation = "j";
+    options.ledger_path = ledger_path;
+    Result<std::unique_ptr<LocalDataPool>> opened = LocalDataPool::Open(options, MakeMemoryStore(), metrics, Env{clock, PosixFileSystem::Get(), faults, Rng(0)});
+    TEMPER_CHECK(opened.ok()) << opened.status().message();
+    pool = *std::move(opened);
+    TEMPER_CHECK(pool->AttachAgents("a").ok());
+    TEMPER_CHECK(pool->AttachTrainer("t", 0).ok());
+  }
+  void Finish(int64_t group, int32_t rollout = 0) {
+    FinishedAttempt f;
+    f.id = {group, rollout, 1};
+    f.outcome = "scored";
+    f.reward = 1;
+    EXPECT_TRUE(pool->Finish("a", f).ok());
+  }
+  double Metric(const std::string& name) { return pool->Metrics()->at(name); }
+
+  FakeClock clock;
+  Faults faults;
+  Metrics metrics;
+  std::unique_ptr<LocalDataPool> pool;
+};
+
+// What could go wrong: a pool that breaks its bound goes on. Group 1 is held back as long as anything else may go; at the right bound
+// nothing else may go after two updates, and a pool that gives more (tests/mutants) must end itself before the batch is seen.
+TEST(Service, NeverLeasesBeyondItsBound) {
+  Service s(R"({"P":1,"S":1,"window":{"size":2}})", "");
+  EXPECT_EQ(s.Metric("staleness_bound"), 2);
+  EXPECT_TRUE(s.pool->TakeIssues("a", 100, 0).ok());
+  s.Finish(0);
+  int64_t batch = 0;
+  for (int64_t next = 2; next < 9; ++next) {
+    Result<LeaseReply> lease = s.pool->Lease("t", batch, 0);
+    ASSERT_TRUE(lease.ok());
+    if (!lease->ready) break;
+    ASSERT_TRUE(s.pool->Update("t", batch).ok());
+    ++batch;
+    EXPECT_TRUE(s.pool->TakeIssues("a", 100, 0).ok());
+    s.Finish(next);
+  }
+  EXPECT_EQ(batch, 2);
+  s.Finish(1);
+  ASSERT_TRUE(s.pool->Lease("t", batch, 0)->ready);
+  EXPECT_EQ(s.Metric("staleness_max"), 2);
+}
+
+// What could go wrong: the view of the window contradicts the window.
+TEST(Service, ShowsItsWindow) {
+  Service s(R"({"P":2,"S":1,"window":{"size":2},"deadline_s":30,"on_deadline":"wait"})", "");
+  EXPECT_TRUE(s.pool->TakeIssues("a", 100, 0).ok());
+  s.Finish(1);
+  s.Finish(3);
+  s.clock.Advance(31);
+  EXPECT_FALSE(s.pool->Lease("t", 0, 0)->ready);
+  EXPECT_EQ(s.Metric("asking"), 1);
+  EXPECT_EQ(s.Metric("window.head"), 0);
+  EXPECT_EQ(s.Metric("window.head_wait_s"), 31);
+  EXPECT_EQ(s.Metric("window.head_running"), 1);
+  EXPECT_EQ(s.Metric("window.batch_have"), 1);
+  EXPECT_EQ(s.Metric("window.batch_need"), 2);
+  EXPECT_EQ(s.Metric("window.ready_inside"), 0);
+  EXPECT_EQ(s.Metric("window.ready_outside"), 1);
+  std::string positions;
+  for (int i = 0; i < s.Metric("window.positions"); ++i) positions += static_cast<char>(s.Metric(fmt::format("window.{:02}", i)));
+  EXPECT_EQ(positions, "!.!#");
+}
+
+// What could go wrong: a record that does not verify is trained, takes its whole batch down, or its loss is not told.
+TEST(Service, ARecordThatDoesNotVerifyIsQuarantined) {
+  struct Damaging final : Store {
+    Status Write(const StoreWrite& w, bool sync) override { return store->Write(w, sync); }
+    Result<std::optional<std::string>> State() override { return store->State(); }
+    Result<std::vector<std::pair<int64_t, std::string>>> Ledger() override { return store->Ledger(); }
+    Result<std::string> Trajectory(const AttemptId& id) override {
+      if (id == AttemptId{1, 1, 1}) return DataLoss("record 1.1.1 does not verify: checksum");
+      return store->Trajectory(id);
+    }
+    std::unique_ptr<Store> store = MakeMemoryStore();
+  };
+  std::string path = testing::TempDir() + "/ledger-XXXXXX";
+  const int fd = mkstemp(path.data());
+  ASSERT_GE(fd, 0);
+  close(fd);
+  Metrics metrics;
+  LocalPoolOptions options;
+  options.config = Config(R"({"P":2,"S":0,"G":3})");
+  options.job_incarnation = "j";
+  options.ledger_path = path;
+  Result<std::unique_ptr<LocalDataPool>> opened = LocalDataPool::Open(options, std::make_unique<Damaging>(), metrics, Env::System());
+  ASSERT_TRUE(opened.ok());
+  LocalDataPool& pool = **opened;
+  ASSERT_TRUE(pool.AttachAgents("a").ok());
+  ASSERT_TRUE(pool.AttachTrainer("t", 0).ok());
+  EXPECT_TRUE(pool.TakeIssues("a", 100, 0).ok());
+  for (int64_t g : {0, 1}) {
+    for (int32_t r : {0, 1, 2}) {
+      FinishedAttempt f;
+      f.id = {g, r, 1};
+      f.outcome = "scored";
+      f.reward = r;
+      f.trajectory = fmt::format("{}.{}", g, r);
+      ASSERT_TRUE(pool.Finish("a", f).ok());
+    }
+  }
+  for (int again = 0; again < 2; ++again) {
+    Result<LeaseReply> lease = pool.Lease("t", 0, 0);
+    ASSERT_TRUE(lease.ok() && lease->ready) << lease.status().message();
+    ASSERT_EQ(lease->groups.size(), 2u);
+    EXPECT_EQ(lease->groups[0].rollouts, (std::vector<int32_t>{0, 1, 2}));
+    EXPECT_EQ(lease->groups[1].rollouts, (std::vector<int32_t>{0, 2}));
+    EXPECT_EQ(lease->groups[1].members, (std::vector<std::string>{"1.0", "1.2"}));
+  }
+  EXPECT_EQ(pool.Metrics()->at("quarantined"), 1);
+  ASSERT_TRUE(pool.Update("t", 0).ok());
+  const std::string ledger = *ReadFile(path);
+  const std::string line = R"("event":"quarantine","group":1,"rollout":1,"attempt":1,"reason":"record"})";
+  const size_t at = ledger.find(line);
+  ASSERT_NE(at, std::string::npos) << ledger;
+  EXPECT_EQ(ledger.find(line, at + 1), std::string::npos) << "said once";
+  const VerifyReport report = VerifyLedger(options.config, ledger);
+  EXPECT_TRUE(report.ok()) << PrintVerify(report);
+  unlink(path.c_str());
+}
+
+// What could go wrong: a pool goes on with a ledger that does not balance.
+TEST(Service, ALedgerThatDoesNotBalanceIsRefused) {
+  std::string path = testing::TempDir() + "/ledger-XXXXXX";
+  const int fd = mkstemp(path.data());
+  ASSERT_GE(fd, 0);
+  close(fd);
+  auto open = [&](std::unique_ptr<Store>& store) {
+    static Metrics metrics;
+    LocalPoolOptions options;
+    options.config = Config(R"({"P":1,"S":1})");
+    options.job_incarnation = "j";
+    options.ledger_path = path;
+    struct Borrowed final : Store {
+      explicit Borrowed(Store& s) : store(s) {}
+      Status Write(const StoreWrite& w, bool sync) override { return store.Write(w, sync); }
+      Result<std::optional<std::string>> State() override { return store.State(); }
+      Result<std::vector<std::pair<int64_t, std::string>>> Ledger() override { return store.Ledger(); }
+      Result<std::string> Trajectory(const AttemptId& id) override { return store.Trajectory(id); }
+      Store& store;
+    };
+    return LocalDataPool::Open(options, std::make_unique<Borrowed>(*store), metrics, Env::System());
+  };
+  std::unique_ptr<Store> store = MakeMemoryStore();
+  {
+    auto pool = open(store);
+    ASSERT_TRUE(pool.ok());
+    ASSERT_TRUE((*pool)->AttachTrainer("t", 0).ok());
+  }
+  const std::string good = *ReadFile(path);
+  const size_t at = good.find(R"("group":1)");
+  ASSERT_NE(at, std::string::npos);
+  std::string bad = good;
+  bad[at + 8] = '0';
+  ASSERT_TRUE(WriteFile(path, bad).ok());
+  auto refused = open(store);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.status().message(), testing::HasSubstr("seq 3: group 0 is admitted twice"));
+  ASSERT_TRUE(WriteFile(path, good).ok());
+  EXPECT_TRUE(open(store).ok());
+  unlink(path.c_str());
+}
+
+}  // namespace
+}  // namespace temper::datapool
