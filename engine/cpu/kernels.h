@@ -53,15 +53,21 @@ void ZeroTail(typename E::T* out, int from, int to) {
 // then a register tile of R rows by P panels runs down the reduced axis. C is kept exactly in fp32 between blocks of 32.
 
 constexpr int kRows = 96;                // rows of A expanded at a time
-constexpr int kDepth = 512;              // reduced axis at a time
+constexpr int kDepth = 640;              // reduced axis at a time
 constexpr int kRowStride = kDepth + 16;  // not a power of two: spreads rows over cache sets
 constexpr int kTileRows = 6;
+
+// Asks for the line at p, which a later tile reads. Never faults.
+template <class T>
+inline void Ahead(const T* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+}
 
 #if defined(__AVX512F__)
 
 template <class E, int R, int P, int RS, int KS>
-__attribute__((noinline)) void Tile(const float* a, const typename E::T* b, int64_t b_stride, int blocks, float* c,
-                                    int64_t c_stride, bool start) {
+__attribute__((noinline)) void Tile(const float* a, const typename E::T* b, const typename E::T* ahead, int64_t b_stride,
+                                    int blocks, float* c, int64_t c_stride, bool start) {
   __m512 sum[R][P];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -88,6 +94,7 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, int6
         __m512 be[P], bo[P];
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
+          Ahead(ahead + p * b_stride + i * 32);
           const __m512i w = _mm512_loadu_si512(b + p * b_stride + i * 32);
           be[p] = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
           bo[p] = _mm512_castsi512_ps(_mm512_and_si512(w, high));
@@ -104,6 +111,7 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, int6
       }
       a += 32 * KS;
       b += 512;
+      ahead += 512;
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
@@ -129,6 +137,7 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, int6
         for (int i = 0; i < 16; ++i) {
 #pragma GCC unroll 4
           for (int p = 0; p < P; ++p) {
+            Ahead(ahead + p * b_stride + i * 32);
             const __m512i w = _mm512_loadu_si512(b + p * b_stride + i * 32);
             const __m512 be = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
             const __m512 bo = _mm512_castsi512_ps(_mm512_and_si512(w, high));
@@ -148,6 +157,7 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, int6
         for (int i = 0; i < 32; ++i) {
 #pragma GCC unroll 4
           for (int p = 0; p < P; ++p) {
+            Ahead(ahead + p * b_stride + i * 16);
             const __m512 w = _mm512_loadu_ps(b + p * b_stride + i * 16);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
@@ -158,6 +168,7 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, int6
       }
       a += 32 * KS;
       b += 512;
+      ahead += 512;
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
@@ -176,8 +187,8 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, int6
 
 // Sixteen columns are two registers. The even chains run first and then the odd ones, so that six rows fit.
 template <class E, int R, int P, int RS, int KS>
-__attribute__((noinline)) void Tile(const float* a, const typename E::T* b, int64_t b_stride, int blocks, float* c,
-                                    int64_t c_stride, bool start) {
+__attribute__((noinline)) void Tile(const float* a, const typename E::T* b, const typename E::T* ahead, int64_t b_stride,
+                                    int blocks, float* c, int64_t c_stride, bool start) {
   static_assert(P == 1);
   (void)b_stride;
   alignas(32) float kept[R][16], even_kept[R][16];
@@ -193,6 +204,7 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, int6
     for (int r = 0; r < R; ++r) s[r][0] = s[r][1] = _mm256_setzero_ps();
     if constexpr (E::kPairs) {
       for (int i = 0; i < 16; ++i) {
+        Ahead(ahead + i * 32);
         const auto* w = reinterpret_cast<const __m256i*>(b + i * 32);
         const __m256 x = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(w), 16));
         const __m256 y = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(w + 1), 16));
@@ -227,6 +239,7 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, int6
       }
     } else {
       for (int i = 0; i < 32; ++i) {
+        Ahead(ahead + i * 16);
         const __m256 x = _mm256_loadu_ps(reinterpret_cast<const float*>(b) + i * 16);
         const __m256 y = _mm256_loadu_ps(reinterpret_cast<const float*>(b) + i * 16 + 8);
 #pragma GCC unroll 8
@@ -239,6 +252,7 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, int6
     }
     a += 32 * KS;
     b += 512;
+    ahead += 512;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       _mm256_store_ps(kept[r], _mm256_add_ps(_mm256_load_ps(kept[r]), s[r][0]));
@@ -255,15 +269,15 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, int6
 #endif
 
 template <class E, int P, int RS, int KS>
-void TileRows(int rows, const float* a, const typename E::T* b, int64_t b_stride, int blocks, float* c, int64_t c_stride,
-              bool start) {
+void TileRows(int rows, const float* a, const typename E::T* b, const typename E::T* ahead, int64_t b_stride, int blocks, float* c,
+              int64_t c_stride, bool start) {
   switch (rows) {
-    case 1: return Tile<E, 1, P, RS, KS>(a, b, b_stride, blocks, c, c_stride, start);
-    case 2: return Tile<E, 2, P, RS, KS>(a, b, b_stride, blocks, c, c_stride, start);
-    case 3: return Tile<E, 3, P, RS, KS>(a, b, b_stride, blocks, c, c_stride, start);
-    case 4: return Tile<E, 4, P, RS, KS>(a, b, b_stride, blocks, c, c_stride, start);
-    case 5: return Tile<E, 5, P, RS, KS>(a, b, b_stride, blocks, c, c_stride, start);
-    default: return Tile<E, 6, P, RS, KS>(a, b, b_stride, blocks, c, c_stride, start);
+    case 1: return Tile<E, 1, P, RS, KS>(a, b, ahead, b_stride, blocks, c, c_stride, start);
+    case 2: return Tile<E, 2, P, RS, KS>(a, b, ahead, b_stride, blocks, c, c_stride, start);
+    case 3: return Tile<E, 3, P, RS, KS>(a, b, ahead, b_stride, blocks, c, c_stride, start);
+    case 4: return Tile<E, 4, P, RS, KS>(a, b, ahead, b_stride, blocks, c, c_stride, start);
+    case 5: return Tile<E, 5, P, RS, KS>(a, b, ahead, b_stride, blocks, c, c_stride, start);
+    default: return Tile<E, 6, P, RS, KS>(a, b, ahead, b_stride, blocks, c, c_stride, start);
   }
 }
 
@@ -279,8 +293,11 @@ void RunBlock(const Gemm& g, const float* a, int rows, int k0, int depth, float*
 #endif
   int n = 0;
   for (; n + 16 * kWide <= g.n; n += 16 * kWide) {
+    const auto* panels = b + n / 16 * b_stride;
     for (int r = 0; r < rows; r += kTileRows) {
-      TileRows<E, kWide, RS, KS>(MinInt(kTileRows, rows - r), a + r * RS, b + n / 16 * b_stride, b_stride, blocks,
+      // The last tile of rows fetches the next panels while it computes; few rows wait for memory otherwise.
+      const auto* ahead = r + kTileRows < rows ? panels : panels + kWide * b_stride;
+      TileRows<E, kWide, RS, KS>(MinInt(kTileRows, rows - r), a + r * RS, panels, ahead, b_stride, blocks,
                                  c + r * g.c_stride + n, g.c_stride, start);
     }
   }
@@ -291,7 +308,7 @@ void RunBlock(const Gemm& g, const float* a, int rows, int k0, int depth, float*
       const auto* panel = b + n / 16 * b_stride;
       float* to = c + r * g.c_stride + n;
       if (columns == 16) {
-        TileRows<E, 1, RS, KS>(count, a + r * RS, panel, b_stride, blocks, to, g.c_stride, start);
+        TileRows<E, 1, RS, KS>(count, a + r * RS, panel, panel, b_stride, blocks, to, g.c_stride, start);
         continue;
       }
       alignas(64) float edge[kTileRows * 16];
@@ -299,7 +316,7 @@ void RunBlock(const Gemm& g, const float* a, int rows, int k0, int depth, float*
       if (!start) {
         for (int i = 0; i < count; ++i) std::memcpy(edge + i * 16, to + i * g.c_stride, columns * sizeof(float));
       }
-      TileRows<E, 1, RS, KS>(count, a + r * RS, panel, b_stride, blocks, edge, 16, start);
+      TileRows<E, 1, RS, KS>(count, a + r * RS, panel, panel, b_stride, blocks, edge, 16, start);
       for (int i = 0; i < count; ++i) std::memcpy(to + i * g.c_stride, edge + i * 16, columns * sizeof(float));
     }
   }
