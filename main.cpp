@@ -13,6 +13,7 @@
 #include "gateway/commands.h"
 #include "job/commands.h"
 #include "sandbox/commands.h"
+#include "trainer/bench/commands.h"
 #include "trainer/commands.h"
 #include "verifiers/commands.h"
 
@@ -23,6 +24,7 @@ std::vector<Command> AllCommands() {
   std::vector<Command> all;
   auto add = [&](const std::vector<Command>& part) { all.insert(all.end(), part.begin(), part.end()); };
   add(trainer::Commands());
+  add(trainer::BenchCommands());
   add(datapool::Commands());
   add(engine::Commands());
   add(engine::FileCommands());

@@ -449,11 +449,28 @@ void GemmAmx(const Gemm& g) {
 #endif
 
 template <class E>
-void RunGemm(const Gemm& g) {
+void RunColumns(const Gemm& g) {
 #if defined(TEMPER_AMX)
   if constexpr (E::kPairs) return GemmAmx(g);
 #endif
   GemmVector<E>(g);
+}
+
+// Columns of a split head at a time: its panels stay in the second cache until the second stretch has read them too.
+constexpr int kColumns = 256;
+
+template <class E>
+void RunGemm(const Gemm& g) {
+  if (!g.a2) return RunColumns<E>(g);
+  const int64_t b_stride = g.b_stride ? g.b_stride : static_cast<int64_t>(g.k) * 16;
+  for (int n = 0; n < g.n; n += kColumns) {
+    Gemm part = g;
+    part.b = static_cast<const typename E::T*>(g.b) + n / 16 * b_stride;
+    part.b_stride = b_stride;
+    part.n = MinInt(kColumns, g.n - n);
+    part.c = g.c + n;
+    RunColumns<E>(part);
+  }
 }
 
 // ---- Rows -----------------------------------------------------------------------------------------------------------------

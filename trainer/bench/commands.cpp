@@ -1,0 +1,172 @@
+#include "trainer/bench/commands.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "common/json.h"
+#include "common/process.h"
+#include "trainer/bench/engine_bench.h"
+
+namespace temper::trainer {
+namespace {
+
+constexpr char kUsage[] =
+    "usage: temper bench engine [--json] [--only gemm,decode,prefill,attention,step,growth] [--against torch] [--python "
+    "PROGRAM]\n"
+    "                           [--samples N] [--clock wall|cpu] [--numerics bf16|f32] [--cpu auto|avx2|avx512|amx] [--threads "
+    "N]\n"
+    "                           [--rows N] [--length N] [--context N] [--layers N]\n";
+
+int BadUsage(const std::string& what) {
+  std::fprintf(stderr, "temper bench engine: %s\n%s", what.c_str(), kUsage);
+  return 2;
+}
+
+bool ParseCount(const char* text, int least, int most, int* out) {
+  char* end = nullptr;
+  if (*text < '0' || *text > '9') return false;
+  const long value = std::strtol(text, &end, 10);
+  *out = static_cast<int>(value);
+  return *end == '\0' && value >= least && value <= most;
+}
+
+bool ParseWords(const std::string& text, const std::vector<std::string>& known, std::vector<std::string>* out, std::string* bad) {
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    const std::string word = text.substr(at, end - at);
+    if (std::find(known.begin(), known.end(), word) == known.end()) {
+      *bad = word;
+      return false;
+    }
+    out->push_back(word);
+    at = end + 1;
+  }
+  return true;
+}
+
+std::string Joined(const std::vector<std::string>& words) {
+  std::string out;
+  for (const std::string& word : words) out += (out.empty() ? "" : ", ") + word;
+  return out;
+}
+
+void PrintRow(const bench::Row& row, const std::string& cpu, const char* path, bool as_json) {
+  if (!as_json) {
+    std::printf("%-10s %-52s %10.1f %-9s %10.1f  x%.2f  %s\n", row.work.c_str(), row.name.c_str(), row.ours, row.unit.c_str(),
+                row.theirs, row.ratio, row.reference.c_str());
+    std::fflush(stdout);
+    return;
+  }
+  JsonWriter w;
+  w.BeginObject().Key("bench").String("engine").Key("case").String(row.work + ": " + row.name).Key("ours").Double(row.ours);
+  w.Key("unit")
+      .String(row.unit)
+      .Key("reference")
+      .String(row.reference)
+      .Key("theirs")
+      .Double(row.theirs)
+      .Key("ratio")
+      .Double(row.ratio);
+  w.Key("samples").Doubles(row.samples).Key("cpu").String(cpu).Key("path").String(path).EndObject();
+  std::printf("%s\n", w.text().c_str());
+  std::fflush(stdout);
+}
+
+int RunEngine(int argc, char** argv) {
+  bench::Options options;
+  engine::EngineOptions with;
+  bool as_json = false;
+  const char* python = std::getenv("TEMPER_PYTHON");
+  options.peer_program = python ? python : "python3";
+  options.peer_script = TEMPER_PEERS;
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    if (arg == "--help" || arg == "-h") {
+      std::printf(
+          "%sMeasures the engine beside what this machine can do (read bandwidth, multiply-adds) and beside peers, in turn, and\n"
+          "prints the median of the ratios. Peers run in PROGRAM (TEMPER_PYTHON, else python3); docs/engine_speed.md.\n",
+          kUsage);
+      return 0;
+    }
+    if (arg == "--json") {
+      as_json = true;
+      continue;
+    }
+    if (i + 1 == argc) return BadUsage("'" + arg + "' needs a value");
+    const char* value = argv[++i];
+    std::string bad;
+    const auto count = [&](int least, int most, int* out) { return ParseCount(value, least, most, out); };
+    bool good = true;
+    if (arg == "--only") {
+      if (!ParseWords(value, bench::Works(), &options.works, &bad)) {
+        return BadUsage("--only: '" + bad + "' is not one of " + Joined(bench::Works()));
+      }
+    } else if (arg == "--against") {
+      if (!ParseWords(value, bench::Peers(), &options.peers, &bad)) {
+        return BadUsage("--against: '" + bad + "' is not one of " + Joined(bench::Peers()));
+      }
+    } else if (arg == "--clock") {
+      if (std::string(value) != "wall" && std::string(value) != "cpu")
+        return BadUsage("--clock: '" + std::string(value) + "' is neither wall nor cpu");
+      options.clock = std::string(value) == "cpu" ? bench::Clock::kCpu : bench::Clock::kWall;
+    } else if (arg == "--python") {
+      options.peer_program = value;
+    } else if (arg == "--numerics") {
+      const auto parsed = engine::ParseProfile(value);
+      if (!parsed.ok()) return BadUsage("--numerics: " + parsed.status().message());
+      options.profile = *parsed;
+    } else if (arg == "--cpu") {
+      const auto parsed = engine::ParseCpuPath(value);
+      if (!parsed.ok()) return BadUsage("--cpu: " + parsed.status().message());
+      with.cpu = *parsed;
+    } else if (arg == "--threads") {
+      good = count(0, 1024, &with.threads);
+    } else if (arg == "--samples") {
+      good = count(1, 1000, &options.samples);
+    } else if (arg == "--rows") {
+      good = count(1, 4096, &options.step_rows);
+    } else if (arg == "--length") {
+      good = count(2, 32768, &options.step_length);
+    } else if (arg == "--context") {
+      good = count(1024, 32768, &options.growth_tokens);
+    } else if (arg == "--layers") {
+      good = count(1, 30, &options.layers);
+    } else {
+      return BadUsage("unknown option '" + arg + "'");
+    }
+    if (!good) return BadUsage(arg + ": '" + value + "' is out of range");
+  }
+  if (options.clock == bench::Clock::kCpu && with.threads != 1) return BadUsage("--clock cpu measures one thread: --threads 1");
+  auto engine = engine::Engine::Create(with);
+  if (!engine.ok()) {
+    std::fprintf(stderr, "temper bench engine: %s\n", engine.status().message().c_str());
+    return 1;
+  }
+  const std::string cpu = CpuModel();
+  const char* path = engine::CpuPathName((*engine)->path());
+  if (!as_json) {
+    std::printf("%s, path %s, %d threads, %s, medians of %d%s\n", cpu.c_str(), path, (*engine)->threads().count(),
+                engine::ProfileName(options.profile), options.samples,
+                options.clock == bench::Clock::kCpu ? ", time of the core" : "");
+  }
+  const Status status =
+      bench::RunEngineBench(**engine, options, [&](const bench::Row& row) { PrintRow(row, cpu, path, as_json); });
+  if (!status.ok()) {
+    std::fprintf(stderr, "temper bench engine: %s\n", status.message().c_str());
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+
+const std::vector<Command>& BenchCommands() {
+  static const std::vector<Command> commands = {
+      {"bench", "engine", "measure the engine beside what this machine can do, and beside peers", RunEngine},
+  };
+  return commands;
+}
+
+}  // namespace temper::trainer
