@@ -22,32 +22,59 @@ constexpr size_t kKeepLogitsBytes = size_t{256} << 20;
 // Head rows whose dlogits live at once in the backward pass; a multiple of 32.
 constexpr int kHeadBlock = 256;
 
-// The page plan of a tree, and which tiles read which page.
-struct TreePlan {
-  Plan plan;
-  int pages = 0;
+// Rows [begin, end) of a tree, computed at once. What lies above them is there as pages only.
+struct Chunk {
+  int begin = 0, end = 0;
+  Plan plan;  // row 0 is `begin`
   // Tiles and pages of one root belong together and touch nothing of another root: the units of attention backward.
   struct Root {
     int first_tile, end_tile;
-    int first_page, end_page;
+    int first_page, end_page;  // of `pages`
   };
   std::vector<Root> roots;
+  std::vector<int32_t> pages;  // that the tiles read, per root in increasing order
   struct Reader {
     int32_t tile;
     int32_t first_key;  // absolute position of the page
   };
   std::vector<int32_t> reader_begin;  // pages + 1
   std::vector<Reader> readers;        // tiles in increasing order
+  int head_begin = 0, head_end = 0;   // of State::head
 };
+
+// A tree in pre-order chunks. Whatever a chunk needs from outside lies on the root path of its first row (docs/engine.md), so the pages
+// that more than one chunk touches are those of such paths; the others live as long as their chunk.
+struct TreePlan {
+  std::vector<Chunk> chunks;
+  int shared_pages = 0;  // ids below are of pages that several chunks touch, with K and V and fp32 gradients for all layers
+  int pages = 0;         // and the most that any chunk has of its own
+};
+
+// Where chunks of at most `rows` rows begin. A start close to a root has little above it, so of the last quarter of a chunk the
+// shallowest row begins the next one.
+std::vector<int32_t> Cuts(const TreeBatch& tree, int rows) {
+  std::vector<int32_t> cuts = {0};
+  while (rows > 0 && cuts.back() + rows < tree.size()) {
+    const int begin = cuts.back();
+    int best = begin + rows;
+    for (int i = begin + rows; i > begin && i >= begin + rows - rows / 4; --i) {
+      if (tree.pos[i] < tree.pos[best]) best = i;
+    }
+    cuts.push_back(best);
+  }
+  return cuts;
+}
 
 // A segment is an unforked run of nodes. It shares, by id, the pages that lie wholly above it, continues its parent's last
 // page when it is the first child to do so, and otherwise copies the up to 63 positions of that page.
-TreePlan PlanTree(const TreeBatch& tree, int tile_tokens) {
+TreePlan PlanTree(const TreeBatch& tree, int tile_tokens, int chunk_rows) {
   TreePlan out;
-  Plan& plan = out.plan;
+  Plan plan;  // of the whole tree
+  int pages = 0;
   const int n = tree.size();
   plan.token = tree.token;
   plan.position = tree.pos;
+  const std::vector<int32_t> cuts = Cuts(tree, chunk_rows);
   std::vector<int32_t> children(n, 0);
   for (int i = 0; i < n; ++i) {
     if (tree.parent[i] >= 0) ++children[tree.parent[i]];
@@ -60,20 +87,13 @@ TreePlan PlanTree(const TreeBatch& tree, int tile_tokens) {
   std::vector<uint8_t> continued;    // per page: a child segment already goes on in it
   const auto new_page = [&] {
     continued.push_back(0);
-    return out.pages++;
+    return pages++;
   };
   std::vector<int32_t> table;
   for (int begin = 0; begin < n;) {
     int end = begin + 1;
     while (end < n && tree.parent[end] == end - 1 && children[end - 1] == 1) ++end;
     const int u = tree.parent[begin], depth = tree.pos[begin];
-    if (u < 0) {
-      if (!out.roots.empty()) {
-        out.roots.back().end_tile = static_cast<int>(plan.tiles.size());
-        out.roots.back().end_page = out.pages;
-      }
-      out.roots.push_back({static_cast<int>(plan.tiles.size()), 0, out.pages, 0});
-    }
     table.clear();
     const int whole = depth / kPagePositions, rest = depth % kPagePositions;
     if (u >= 0) table.assign(plan.tables.begin() + table_of[u], plan.tables.begin() + table_of[u] + whole);
@@ -97,15 +117,13 @@ TreePlan PlanTree(const TreeBatch& tree, int tile_tokens) {
       table_of[i] = offset;
       placed.push_back({i, table[tree.pos[i] / kPagePositions], tree.pos[i] % kPagePositions});
     }
-    for (int i = begin; i < end; i += tile_tokens) {
-      const int tokens = std::min(tile_tokens, end - i);
+    for (int i = begin; i < end;) {
+      const auto cut = std::upper_bound(cuts.begin(), cuts.end(), i);
+      const int tokens = std::min({tile_tokens, end - i, (cut == cuts.end() ? n : *cut) - i});
       plan.tiles.push_back({i, tokens, tree.pos[i], offset, tree.pos[i + tokens - 1] / kPagePositions + 1});
+      i += tokens;
     }
     begin = end;
-  }
-  if (!out.roots.empty()) {
-    out.roots.back().end_tile = static_cast<int>(plan.tiles.size());
-    out.roots.back().end_page = out.pages;
   }
   // Rows to slots, by counting: a row's slots stay in the order in which they were placed.
   plan.slot_begin.assign(n + 1, 0);
@@ -114,18 +132,98 @@ TreePlan PlanTree(const TreeBatch& tree, int tile_tokens) {
   plan.slots.resize(placed.size());
   std::vector<int32_t> at(plan.slot_begin.begin(), plan.slot_begin.end() - 1);
   for (const Placed& p : placed) plan.slots[at[p.row]++] = {p.page, p.position};
-  // Pages to tiles.
-  out.reader_begin.assign(out.pages + 1, 0);
+  // Which chunks touch a page, by writing a row into it or by reading it.
+  const auto chunk_of = [&](int row) { return static_cast<int32_t>(std::upper_bound(cuts.begin(), cuts.end(), row) - cuts.begin()) - 1; };
+  const auto count = static_cast<int32_t>(cuts.size());
+  std::vector<int32_t> earliest(pages, count), latest(pages, -1);
+  const auto touch = [&](int32_t page, int32_t chunk) {
+    earliest[page] = std::min(earliest[page], chunk);
+    latest[page] = std::max(latest[page], chunk);
+  };
+  for (const Placed& p : placed) touch(p.page, chunk_of(p.row));
   for (const Plan::Tile& t : plan.tiles) {
-    for (int i = 0; i < t.pages; ++i) ++out.reader_begin[plan.tables[t.table + i] + 1];
+    for (int i = 0; i < t.pages; ++i) touch(plan.tables[t.table + i], chunk_of(t.first_row));
   }
-  for (int i = 0; i < out.pages; ++i) out.reader_begin[i + 1] += out.reader_begin[i];
-  out.readers.resize(out.reader_begin.back());
-  at.assign(out.reader_begin.begin(), out.reader_begin.end() - 1);
-  for (size_t t = 0; t < plan.tiles.size(); ++t) {
-    for (int i = 0; i < plan.tiles[t].pages; ++i) {
-      out.readers[at[plan.tables[plan.tiles[t].table + i]]++] = {static_cast<int32_t>(t), i * kPagePositions};
+  // Ids: shared pages first, then each chunk's own, which take each other's place.
+  std::vector<int32_t> id(pages), own(count, 0);
+  for (int page = 0; page < pages; ++page) {
+    if (earliest[page] != latest[page]) id[page] = out.shared_pages++;
+  }
+  out.pages = out.shared_pages;
+  for (int page = 0; page < pages; ++page) {
+    if (earliest[page] != latest[page]) continue;
+    id[page] = out.shared_pages + own[earliest[page]]++;
+    out.pages = std::max(out.pages, id[page] + 1);
+  }
+  for (int32_t& page : plan.tables) page = id[page];
+  for (Plan::Slot& slot : plan.slots) slot.page = id[slot.page];
+  std::vector<int32_t> root(n);
+  for (int i = 0; i < n; ++i) root[i] = tree.parent[i] < 0 ? i : root[tree.parent[i]];
+
+  size_t tile = 0;
+  std::vector<int32_t> index(out.pages, -1);
+  for (int32_t k = 0; k < count; ++k) {
+    Chunk& chunk = out.chunks.emplace_back();
+    chunk.begin = cuts[k];
+    chunk.end = k + 1 < count ? cuts[k + 1] : n;
+    chunk.plan.token.assign(tree.token.begin() + chunk.begin, tree.token.begin() + chunk.end);
+    chunk.plan.position.assign(tree.pos.begin() + chunk.begin, tree.pos.begin() + chunk.end);
+    const int32_t first_slot = plan.slot_begin[chunk.begin];
+    for (int i = chunk.begin; i <= chunk.end; ++i) chunk.plan.slot_begin.push_back(plan.slot_begin[i] - first_slot);
+    chunk.plan.slots.assign(plan.slots.begin() + first_slot, plan.slots.begin() + plan.slot_begin[chunk.end]);
+    int last_root = -1;
+    for (; tile < plan.tiles.size() && plan.tiles[tile].first_row < chunk.end; ++tile) {
+      Plan::Tile t = plan.tiles[tile];
+      const auto here = static_cast<int>(chunk.plan.tiles.size());
+      if (root[t.first_row] != last_root) {
+        if (!chunk.roots.empty()) chunk.roots.back().end_tile = here;
+        chunk.roots.push_back({here, 0, 0, 0});
+        last_root = root[t.first_row];
+      }
+      const auto list = static_cast<int32_t>(chunk.plan.tables.size());
+      // Tiles of one segment come one after the other and read from one list.
+      const bool same = here > 0 && plan.tiles[tile - 1].table == t.table && plan.tiles[tile - 1].first_row >= chunk.begin;
+      if (same) {
+        const Plan::Tile& before = chunk.plan.tiles.back();
+        t.table = before.table;
+        for (int i = before.pages; i < t.pages; ++i) chunk.plan.tables.push_back(plan.tables[plan.tiles[tile].table + i]);
+      } else {
+        chunk.plan.tables.insert(chunk.plan.tables.end(), plan.tables.begin() + t.table, plan.tables.begin() + t.table + t.pages);
+        t.table = list;
+      }
+      t.first_row -= chunk.begin;
+      chunk.plan.tiles.push_back(t);
     }
+    if (!chunk.roots.empty()) chunk.roots.back().end_tile = static_cast<int>(chunk.plan.tiles.size());
+    // Pages to tiles.
+    for (Chunk::Root& r : chunk.roots) {
+      r.first_page = static_cast<int>(chunk.pages.size());
+      for (int i = r.first_tile; i < r.end_tile; ++i) {
+        const Plan::Tile& t = chunk.plan.tiles[i];
+        for (int j = 0; j < t.pages; ++j) {
+          const int32_t page = chunk.plan.tables[t.table + j];
+          if (index[page] >= 0) continue;
+          index[page] = 0;
+          chunk.pages.push_back(page);
+        }
+      }
+      std::sort(chunk.pages.begin() + r.first_page, chunk.pages.end());
+      r.end_page = static_cast<int>(chunk.pages.size());
+    }
+    for (size_t i = 0; i < chunk.pages.size(); ++i) index[chunk.pages[i]] = static_cast<int32_t>(i);
+    chunk.reader_begin.assign(chunk.pages.size() + 1, 0);
+    for (const Plan::Tile& t : chunk.plan.tiles) {
+      for (int i = 0; i < t.pages; ++i) ++chunk.reader_begin[index[chunk.plan.tables[t.table + i]] + 1];
+    }
+    for (size_t i = 0; i < chunk.pages.size(); ++i) chunk.reader_begin[i + 1] += chunk.reader_begin[i];
+    chunk.readers.resize(chunk.reader_begin.back());
+    at.assign(chunk.reader_begin.begin(), chunk.reader_begin.end() - 1);
+    for (size_t t = 0; t < chunk.plan.tiles.size(); ++t) {
+      for (int i = 0; i < chunk.plan.tiles[t].pages; ++i) {
+        chunk.readers[at[index[chunk.plan.tables[chunk.plan.tiles[t].table + i]]]++] = {static_cast<int32_t>(t), i * kPagePositions};
+      }
+    }
+    for (const int32_t page : chunk.pages) index[page] = -1;
   }
   return out;
 }
@@ -142,6 +240,7 @@ struct TrainPass::State {
   TreePlan tree_plan;
   const ComputeWeights* weights = nullptr;
   const TreeBatch* tree = nullptr;
+  const Chunk* chunk = nullptr;  // whose rows `pass` holds, or is about to
   bool ready = false;  // a forward with keep is done and not yet used
   bool recompute = false;  // of that forward
 
@@ -155,12 +254,21 @@ struct TrainPass::State {
   std::vector<float> logprobs;
 
   // Backward.
-  Buffer dx, dh, dy, dgu, do_e, dqkv, dq_f, dk_f, delta, dk, dv, panel, panel2, wt, head_e, head_panel, head_dlogits, head_dh,
+  Buffer dx, dh, dy, dgu, do_e, dqkv, dq_f, dk_f, delta, dk, dv, shared_dk, shared_dv, panel, panel2, wt, head_e, head_panel, head_dlogits, head_dh,
       head_x, head_wt;
   std::vector<float> head_rms;
   std::vector<Buffer> scratch;
 
   void PreparePages(const ModelConfig& c, Profile profile);
+  // Zeroes the pages that chunks have one after the other.
+  void RenewOwnPages();
+  void ForwardChunk(const Chunk& next, Keep keep) {
+    chunk = &next;
+    RenewOwnPages();
+    pass.Layers(*weights, *pool, next.plan, keep);
+  }
+  void Score(const ForwardOptions& options, float* kept_logits);
+  void BackwardChunk(std::span<const float> coef, Gradients& grads);
   void MakeHeadRows(std::span<const uint8_t> wanted);
   void BackwardHead(std::span<const float> coef, Gradients& grads);
   void BackwardLayer(int l, Gradients& grads);
@@ -174,7 +282,7 @@ TrainPass::~TrainPass() = default;
 size_t TrainPass::State::bytes() const {
   size_t n = pass.bytes();
   if (pool) n += KvPool::PageBytes(pool->config(), pool->profile()) * held_pages;
-  for (const Buffer* b : {&logits, &dx, &dh, &dy, &dgu, &do_e, &dqkv, &dq_f, &dk_f, &delta, &dk, &dv, &panel, &panel2, &wt,
+  for (const Buffer* b : {&logits, &dx, &dh, &dy, &dgu, &do_e, &dqkv, &dq_f, &dk_f, &delta, &dk, &dv, &shared_dk, &shared_dv, &panel, &panel2, &wt,
                           &head_e, &head_panel, &head_dlogits, &head_dh, &head_x, &head_wt}) {
     n += b->bytes();
   }
@@ -184,7 +292,10 @@ size_t TrainPass::State::bytes() const {
 
 size_t TrainPass::bytes() const { return state_->bytes(); }
 
-size_t TrainPass::EstimateBytes(const ModelConfig& c, Profile profile, int64_t nodes, int64_t branches, bool recompute) {
+namespace {
+
+// Of a pass over so many rows at once, without the pages.
+size_t BytesBesidePages(const ModelConfig& c, Profile profile, int64_t nodes, bool recompute) {
   const Shapes s(c);
   const size_t e = profile == Profile::kBf16 ? 2 : 4;
   const size_t rows = (nodes + 31) / 32 * 32 + 32;
@@ -197,7 +308,6 @@ size_t TrainPass::EstimateBytes(const ModelConfig& c, Profile profile, int64_t n
                           e * (s.width_depth + RoundUp(s.gate_up_rows, 32) + s.q_elements + RoundUp(s.qkv_rows, 32) +
                                2 * std::max({s.ffn_depth, s.width_depth, s.q_depth})) +
                           (spec.qk_norm ? raw : 0);
-  const size_t pages = nodes / kPagePositions + 2 * branches + 1;
   const size_t head = std::min<size_t>(kKeepLogitsBytes, rows * s.vocab * 4) +
                       kHeadBlock * (4 * s.vocab + e * RoundUp(s.vocab, 32) + 16 * s.width_depth);
   const size_t matrices = e * (static_cast<size_t>(RoundUp(s.vocab, 32)) * s.width_depth +
@@ -206,9 +316,26 @@ size_t TrainPass::EstimateBytes(const ModelConfig& c, Profile profile, int64_t n
   // Attention backward gathers a root's queries once a KV head: q, dO, both as panels, dQ.
   const size_t gathered = static_cast<size_t>(c.heads) * (4 * e + 4) * s.head_depth;
   const size_t layers = recompute ? layer + 4 * (c.layers + size_t{1}) * s.width : c.layers * layer;
-  return rows * (layers + backward + gathered + e * 2 * s.width_depth) +
-         pages * (KvPool::PageBytes(c, profile) + 2 * 4 * kPagePositions * c.kv_heads * s.head_width) + head + matrices +
-         (size_t{64} << 20);
+  return rows * (layers + backward + gathered + e * 2 * s.width_depth) + head + matrices + (size_t{64} << 20);
+}
+
+// fp32 gradients of the keys and values of one page, of one layer.
+size_t PageGradientBytes(const ModelConfig& c) { return size_t{2} * 4 * kPagePositions * c.kv_heads * Shapes(c).head_width; }
+
+}  // namespace
+
+size_t TrainPass::EstimateBytes(const ModelConfig& c, Profile profile, int64_t nodes, int64_t branches, bool recompute) {
+  const size_t pages = nodes / kPagePositions + 2 * branches + 1;
+  return BytesBesidePages(c, profile, nodes, recompute) + pages * (KvPool::PageBytes(c, profile) + PageGradientBytes(c));
+}
+
+size_t TrainPass::EstimateBytes(const ModelConfig& c, Profile profile, const TreeBatch& tree, int chunk_nodes, bool recompute) {
+  const TreePlan plan = PlanTree(tree, TileTokens(c), chunk_nodes);
+  int rows = 0;
+  for (const Chunk& chunk : plan.chunks) rows = std::max(rows, chunk.plan.rows());
+  const size_t shared = plan.shared_pages, pages = plan.pages;
+  return BytesBesidePages(c, profile, rows, recompute) + pages * KvPool::PageBytes(c, profile) +
+         (pages - shared + shared * c.layers) * PageGradientBytes(c);
 }
 
 void TrainPass::State::PreparePages(const ModelConfig& c, Profile profile) {
@@ -228,6 +355,15 @@ void TrainPass::State::PreparePages(const ModelConfig& c, Profile profile) {
     TEMPER_CHECK(page == i) << page;
   }
   held_pages = needed;
+}
+
+void TrainPass::State::RenewOwnPages() {
+  if (tree_plan.chunks.size() == 1) return;  // as they were prepared
+  for (int i = held_pages - 1; i >= tree_plan.shared_pages; --i) pool->Release(i);
+  for (int i = tree_plan.shared_pages; i < held_pages; ++i) {
+    const int page = pool->Allocate();
+    TEMPER_CHECK(page == i) << page;
+  }
 }
 
 void TrainPass::State::MakeHeadRows(std::span<const uint8_t> wanted) {
@@ -265,6 +401,12 @@ void TrainPass::State::MakeHeadRows(std::span<const uint8_t> wanted) {
       rest.swap(later);
     }
   }
+  int i = 0;
+  for (Chunk& c : tree_plan.chunks) {
+    c.head_begin = i;
+    while (i < static_cast<int>(head.size()) && head[i].row < c.end) ++i;
+    c.head_end = i;
+  }
 }
 
 Result<std::span<const float>> TrainPass::Forward(const ComputeWeights& weights, const TreeBatch& tree,
@@ -288,40 +430,52 @@ Result<std::span<const float>> TrainPass::Forward(const ComputeWeights& weights,
   }
   s.weights = &weights;
   s.tree = &tree;
-  s.tree_plan = PlanTree(tree, TileTokens(c));
+  s.tree_plan = PlanTree(tree, TileTokens(c), options.chunk_nodes);
   s.PreparePages(c, weights.profile());
   s.MakeHeadRows(options.wanted);
   s.recompute = options.recompute;
-  s.pass.Layers(weights, *s.pool, s.tree_plan.plan, !options.keep ? Keep::kNothing : options.recompute ? Keep::kInputs : Keep::kAll);
-
   s.logprobs.assign(n, kNan);
   s.log_sum_exp.assign(s.head.size(), 0);
-  s.logits_kept = options.keep && s.head.size() * c.vocab * sizeof(float) <= kKeepLogitsBytes;
+  const bool one = s.tree_plan.chunks.size() == 1;
+  s.logits_kept = options.keep && one && s.head.size() * c.vocab * sizeof(float) <= kKeepLogitsBytes;
   float* logits = s.logits_kept ? s.logits.Get<float>(std::max<size_t>(1, s.head.size()) * c.vocab) : nullptr;
-  s.pass.Head(weights, s.head, logits, s.log_sum_exp.data(), [&](int i, const float* row) {
-    for (int j = s.child_begin[i]; j < s.child_begin[i + 1]; ++j) {
-      s.logprobs[s.child[j]] = row[tree.token[s.child[j]]] - s.log_sum_exp[i];
-    }
-  });
-  if (options.on_row) {
-    std::vector<HeadRow> all(n);
-    const float t = options.row_inv_temperature;
-    for (int i = 0; i < n; ++i) all[i] = {i, std::isnan(t) ? tree.inv_temperature[i] : t};
-    std::vector<float> lse(n);
-    s.pass.Head(weights, all, nullptr, lse.data(), [&](int i, const float* row) { options.on_row(i, row, lse[i]); });
+  for (const Chunk& chunk : s.tree_plan.chunks) {
+    // Of several chunks nothing stays but the shared pages: the backward pass computes each of them again.
+    s.ForwardChunk(chunk, !options.keep || !one ? Keep::kNothing : options.recompute ? Keep::kInputs : Keep::kAll);
+    s.Score(options, logits);
   }
   s.ready = options.keep;
   return std::span<const float>(s.logprobs);
 }
 
+// The log-probabilities that the rows of the chunk give.
+void TrainPass::State::Score(const ForwardOptions& options, float* kept_logits) {
+  std::vector<HeadRow> rows(head.begin() + chunk->head_begin, head.begin() + chunk->head_end);
+  for (HeadRow& row : rows) row.row -= chunk->begin;
+  pass.Head(*weights, rows, kept_logits, log_sum_exp.data() + chunk->head_begin, [&](int i, const float* row) {
+    i += chunk->head_begin;
+    for (int j = child_begin[i]; j < child_begin[i + 1]; ++j) {
+      logprobs[child[j]] = row[tree->token[child[j]]] - log_sum_exp[i];
+    }
+  });
+  if (!options.on_row) return;
+  const int n = chunk->end - chunk->begin;
+  std::vector<HeadRow> all(n);
+  const float t = options.row_inv_temperature;
+  for (int i = 0; i < n; ++i) all[i] = {i, std::isnan(t) ? tree->inv_temperature[chunk->begin + i] : t};
+  std::vector<float> lse(n);
+  pass.Head(*weights, all, nullptr, lse.data(), [&](int i, const float* row) { options.on_row(chunk->begin + i, row, lse[i]); });
+}
+
 std::span<const float> TrainPass::hidden() const {
   const State& s = *state_;
-  return {s.pass.final_x(), static_cast<size_t>(s.tree_plan.plan.rows()) * s.weights->config().width};
+  return {s.pass.final_x(), static_cast<size_t>(s.chunk->plan.rows()) * s.weights->config().width};
 }
 
 std::vector<float> TrainPass::KeysValues(int node) const {
-  const Plan& plan = state_->tree_plan.plan;
-  const Plan::Slot& slot = plan.slots[plan.slot_begin[node]];
+  const Chunk& chunk = *state_->chunk;
+  TEMPER_CHECK(node >= chunk.begin && node < chunk.end) << "node " << node << " is in no chunk that is held";
+  const Plan::Slot& slot = chunk.plan.slots[chunk.plan.slot_begin[node - chunk.begin]];
   return state_->pool->Read(slot.page, slot.position);
 }
 
@@ -332,23 +486,36 @@ void TrainPass::Backward(std::span<const float> coef, Gradients& grads) {
   TEMPER_CHECK(grads.flat().size() == static_cast<size_t>(grads.tensors().back().offset + grads.tensors().back().size));
   s.ready = false;
   FlushDenormals mode;
-  const ModelConfig& c = s.weights->config();
-  const int rows = s.tree->size();
-  const cpu::Ops& ops = s.engine.ops(s.weights->profile());
-  const auto embedding_scale = static_cast<float>(s.weights->spec().embedding_scale);
   s.scratch.resize(s.engine.threads().count());
-  std::memset(s.dx.Get<float>(static_cast<size_t>(rows) * c.width), 0, static_cast<size_t>(rows) * c.width * sizeof(float));
-  s.BackwardHead(coef, grads);
+  const std::vector<Chunk>& chunks = s.tree_plan.chunks;
+  if (chunks.size() == 1) return s.BackwardChunk(coef, grads);
+  // From the last chunk to the first: what a chunk's queries pull on keys above it waits there, in fp32, until their own chunk comes.
+  const ModelConfig& c = s.weights->config();
+  const size_t floats = static_cast<size_t>(c.layers) * s.tree_plan.shared_pages * c.kv_heads * kPagePositions * Shapes(c).head_width;
+  for (Buffer* b : {&s.shared_dk, &s.shared_dv}) std::memset(b->Get<float>(std::max<size_t>(1, floats)), 0, floats * sizeof(float));
+  for (size_t k = chunks.size(); k-- > 0;) {
+    s.ForwardChunk(chunks[k], s.recompute ? Keep::kInputs : Keep::kAll);
+    s.BackwardChunk(coef, grads);
+  }
+}
+
+void TrainPass::State::BackwardChunk(std::span<const float> coef, Gradients& grads) {
+  const ModelConfig& c = weights->config();
+  const int rows = chunk->plan.rows();
+  const cpu::Ops& ops = engine.ops(weights->profile());
+  const auto embedding_scale = static_cast<float>(weights->spec().embedding_scale);
+  std::memset(dx.Get<float>(static_cast<size_t>(rows) * c.width), 0, static_cast<size_t>(rows) * c.width * sizeof(float));
+  BackwardHead(coef, grads);
   for (int l = c.layers - 1; l >= 0; --l) {
-    if (s.recompute) s.pass.Again(*s.weights, *s.pool, s.tree_plan.plan, l);
-    s.BackwardLayer(l, grads);
+    if (recompute) pass.Again(*weights, *pool, chunk->plan, l);
+    BackwardLayer(l, grads);
   }
   // The embedding of every row, in batch order.
   float* embedding = grads.tensor(0).data();
   for (int r = 0; r < rows; ++r) {
-    float* row = s.dx.as<float>() + static_cast<size_t>(r) * c.width;
+    float* row = dx.as<float>() + static_cast<size_t>(r) * c.width;
     if (embedding_scale != 1) ops.scale(row, embedding_scale, c.width);
-    ops.add(embedding + static_cast<size_t>(s.tree->token[r]) * c.width, row, c.width);
+    ops.add(embedding + static_cast<size_t>(chunk->plan.token[r]) * c.width, row, c.width);
   }
 }
 
@@ -360,10 +527,10 @@ void TrainPass::State::BackwardHead(std::span<const float> coef, Gradients& grad
   Threads& threads = engine.threads();
   // Rows in which nothing pulls are left out.
   std::vector<int> used;
-  for (size_t i = 0; i < head.size(); ++i) {
+  for (int i = chunk->head_begin; i < chunk->head_end; ++i) {
     for (int j = child_begin[i]; j < child_begin[i + 1]; ++j) {
       if (coef[child[j]] != 0) {
-        used.push_back(static_cast<int>(i));
+        used.push_back(i);
         break;
       }
     }
@@ -397,7 +564,7 @@ void TrainPass::State::BackwardHead(std::span<const float> coef, Gradients& grad
       for (int r = r0; r < r1; ++r) {
         const size_t at = static_cast<size_t>(r) * s.width_depth * e;
         std::memcpy(x + static_cast<size_t>(r) * s.width,
-                    pass.final_x() + static_cast<size_t>(head[used[begin + r]].row) * s.width, s.width * sizeof(float));
+                    pass.final_x() + static_cast<size_t>(head[used[begin + r]].row - chunk->begin) * s.width, s.width * sizeof(float));
         ops.rms_norm(x + static_cast<size_t>(r) * s.width, weights->final_gain(), static_cast<float>(c.rms_eps), s.width,
                      s.width_depth, hi + at, e == 2 ? lo + at : nullptr, &head_rms[r]);
       }
@@ -470,7 +637,7 @@ void TrainPass::State::BackwardHead(std::span<const float> coef, Gradients& grad
     for (int r = 0; r < count; ++r) {  // in order: two head rows may share a row
       const size_t at = static_cast<size_t>(r) * s.width;
       ops.rms_norm_backward(dnorm + at, x + at, weights->final_gain(), head_rms[r], s.width,
-                            dx.as<float>() + static_cast<size_t>(head[used[begin + r]].row) * s.width);
+                            dx.as<float>() + static_cast<size_t>(head[used[begin + r]].row - chunk->begin) * s.width);
     }
   }
 }
@@ -482,15 +649,21 @@ void TrainPass::State::BackwardAttention(int l) {
   const Shapes s(c);
   const cpu::Ops& ops = engine.ops(weights->profile());
   const size_t e = ops.element_bytes;
-  const int rows = tree->size();
-  const Plan& plan = tree_plan.plan;
+  const Plan& plan = chunk->plan;
+  const int rows = plan.rows();
   const LayerState& state = pass.state(l);
   const ComputeWeights::Layer& w = weights->layer(l);
   const RopeTable& rope = *w.rope;
   const int dqkv_depth = RoundUp(s.qkv_rows, 32);
   const size_t page_floats = static_cast<size_t>(kPagePositions) * s.head_width;
-  float* dk_pages = dk.Get<float>(static_cast<size_t>(tree_plan.pages) * c.kv_heads * page_floats);
-  float* dv_pages = dv.Get<float>(static_cast<size_t>(tree_plan.pages) * c.kv_heads * page_floats);
+  // Gradients of a page's keys and values: a chunk's own pages for this layer alone, shared ones for all.
+  const int shared = tree_plan.shared_pages, own = tree_plan.pages - shared;
+  dk.Get<float>(static_cast<size_t>(own) * c.kv_heads * page_floats);
+  dv.Get<float>(static_cast<size_t>(own) * c.kv_heads * page_floats);
+  const auto gradient_of = [&](const Buffer& own_pages, const Buffer& shared_pages, int page, int h) {
+    if (page >= shared) return own_pages.as<float>() + (static_cast<size_t>(page - shared) * c.kv_heads + h) * page_floats;
+    return shared_pages.as<float>() + ((static_cast<size_t>(l) * shared + page) * c.kv_heads + h) * page_floats;
+  };
   if (w.spec.qk_norm) {
     dq_f.Get<float>(static_cast<size_t>(rows) * c.q_dim());
     dk_f.Get<float>(static_cast<size_t>(rows) * c.kv_dim());
@@ -509,9 +682,9 @@ void TrainPass::State::BackwardAttention(int l) {
     ops.round(row, c.head_dim, c.head_dim, out);
   };
 
-  const int units = static_cast<int>(tree_plan.roots.size()) * c.kv_heads;
+  const int units = static_cast<int>(chunk->roots.size()) * c.kv_heads;
   engine.threads().Run(units, [&](int unit, int thread) {
-    const TreePlan::Root& root = tree_plan.roots[unit / c.kv_heads];
+    const Chunk::Root& root = chunk->roots[unit / c.kv_heads];
     const int h = unit % c.kv_heads;
     // Per tile of the root: its rows of q and dO gathered, the same as panels over rows, and dq.
     const int tiles = root.end_tile - root.first_tile;
@@ -555,25 +728,28 @@ void TrainPass::State::BackwardAttention(int l) {
       ops.pack_rows(q + at, s.head_depth, count, s.head_width, padded, 0, s.head_width, q_panel + panel_at);
       ops.pack_rows(d_o + at, s.head_depth, count, s.head_width, padded, 0, s.head_width, do_panel + panel_at);
     }
-    for (int page = root.first_page; page < root.end_page; ++page) {
-      float* dk_page = dk_pages + (static_cast<size_t>(page) * c.kv_heads + h) * page_floats;
-      float* dv_page = dv_pages + (static_cast<size_t>(page) * c.kv_heads + h) * page_floats;
-      std::memset(dk_page, 0, page_floats * sizeof(float));
-      std::memset(dv_page, 0, page_floats * sizeof(float));
+    for (int p = root.first_page; p < root.end_page; ++p) {
+      const int page = chunk->pages[p];
+      float* dk_page = gradient_of(dk, shared_dk, page, h);
+      float* dv_page = gradient_of(dv, shared_dv, page, h);
+      if (page >= shared) {
+        std::memset(dk_page, 0, page_floats * sizeof(float));
+        std::memset(dv_page, 0, page_floats * sizeof(float));
+      }
       ops.transpose_panel(pool->values(page, l, h), s.head_width, kPagePositions, s.head_depth, 0, kPagePositions, values_by_key);
       ops.transpose_panel(pool->keys(page, l, h), kPagePositions, s.head_depth, kPagePositions, 0, s.head_width, keys_by_dim);
-      for (int i = tree_plan.reader_begin[page]; i < tree_plan.reader_begin[page + 1]; ++i) {
-        const int t = tree_plan.readers[i].tile - root.first_tile;
+      for (int i = chunk->reader_begin[p]; i < chunk->reader_begin[p + 1]; ++i) {
+        const int t = chunk->readers[i].tile - root.first_tile;
         const Plan::Tile& tile = plan.tiles[root.first_tile + t];
         // Every row's window may have passed the page.
-        if (w.spec.window && tile.first_position - w.spec.window >= tree_plan.readers[i].first_key + kPagePositions - 1) continue;
+        if (w.spec.window && tile.first_position - w.spec.window >= chunk->readers[i].first_key + kPagePositions - 1) continue;
         const size_t row = (static_cast<size_t>(h) * rows + tile.first_row) * s.group;
         cpu::AttentionBackward a;
         a.rows = tile.tokens * s.group;
         a.group = s.group;
         a.head_dim = c.head_dim;
         a.first_position = tile.first_position;
-        a.first_key = tree_plan.readers[i].first_key;
+        a.first_key = chunk->readers[i].first_key;
         a.q = q + first[t] * s.head_depth * e;
         a.d_o = d_o + first[t] * s.head_depth * e;
         a.q_panel = q_panel + first[t] * s.head_width * e;
@@ -617,14 +793,15 @@ void TrainPass::State::BackwardAttention(int l) {
       for (int h = 0; h < c.kv_heads; ++h) {
         for (int i = plan.slot_begin[r]; i < plan.slot_begin[r + 1]; ++i) {
           const Plan::Slot& slot = plan.slots[i];
-          const size_t at = (static_cast<size_t>(slot.page) * c.kv_heads + h) * page_floats +
-                            static_cast<size_t>(slot.position) * s.head_width;
+          const size_t at = static_cast<size_t>(slot.position) * s.head_width;
+          const float* dk_row = gradient_of(dk, shared_dk, slot.page, h) + at;
+          const float* dv_row = gradient_of(dv, shared_dv, slot.page, h) + at;
           if (i == plan.slot_begin[r]) {
-            std::memcpy(k, dk_pages + at, c.head_dim * sizeof(float));
-            std::memcpy(v, dv_pages + at, c.head_dim * sizeof(float));
+            std::memcpy(k, dk_row, c.head_dim * sizeof(float));
+            std::memcpy(v, dv_row, c.head_dim * sizeof(float));
           } else {
-            ops.add(k, dk_pages + at, c.head_dim);
-            ops.add(v, dv_pages + at, c.head_dim);
+            ops.add(k, dk_row, c.head_dim);
+            ops.add(v, dv_row, c.head_dim);
           }
         }
         unrotate(k, r, h, c.kv_heads, w.k_gain, dk_f, state.k_raw, state.rk,
@@ -641,7 +818,7 @@ void TrainPass::State::BackwardLayer(int l, Gradients& grads) {
   const cpu::Ops& ops = engine.ops(weights->profile());
   const size_t e = ops.element_bytes;
   Threads& threads = engine.threads();
-  const int rows = tree->size(), padded = RoundUp(rows, 32);
+  const int rows = chunk->plan.rows(), padded = RoundUp(rows, 32);
   const LayerState& state = pass.state(l);
   const ComputeWeights::Layer& w = weights->layer(l);
   const int gu_depth = RoundUp(s.gate_up_rows, 32), dqkv_depth = RoundUp(s.qkv_rows, 32), width16 = RoundUp(s.width, 16);

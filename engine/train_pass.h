@@ -30,6 +30,10 @@ struct ForwardOptions {
   // Keep only the input of every layer; Backward computes each layer again. The same bits, for about a third more time and a fraction
   // of the memory.
   bool recompute = false;
+  // Above 0: the tree is computed in pre-order chunks of at most so many nodes, of which one has its activations at a time; what chunks
+  // share are the keys and values of root paths and, in fp32, their gradients. The same log-probabilities to the bit, the same gradient up
+  // to the order of sums; the forward pass is done twice.
+  int chunk_nodes = 0;
   // When set, called once for every node (from engine threads, in no fixed order, several at a time) with its logits times
   // `row_inv_temperature` (NaN: the node's own 1/T) and their log-sum-exp: the distribution of the token after it.
   std::function<void(int node, const float* logits, float log_sum_exp)> on_row;
@@ -47,7 +51,7 @@ class TrainPass {
   // path longer than max_positions, an empty tree.
   Result<std::span<const float>> Forward(const ComputeWeights& weights, const TreeBatch& tree,
                                          const ForwardOptions& options = {});
-  // Of the last Forward: the last residual of every node, fp32 [nodes][width] ...
+  // Of the last Forward (with chunks: of its last chunk): the last residual of every node, fp32 [nodes][width] ...
   std::span<const float> hidden() const;
   // ... and a node's keys and values (KvPool::Read).
   std::vector<float> KeysValues(int node) const;
@@ -59,6 +63,8 @@ class TrainPass {
   size_t bytes() const;
   // An upper bound of bytes() for a batch with these counts (`branches`: unforked runs of nodes).
   static size_t EstimateBytes(const ModelConfig& config, Profile profile, int64_t nodes, int64_t branches, bool recompute = false);
+  // The same for one tree, with ForwardOptions of that name.
+  static size_t EstimateBytes(const ModelConfig& config, Profile profile, const TreeBatch& tree, int chunk_nodes, bool recompute = false);
 
  private:
   struct State;

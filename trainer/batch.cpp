@@ -167,7 +167,7 @@ Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options)
     BatchChunk chunk;
     chunk.tree = layout.Build(&index);
     chunk.silent = silent;
-    chunk.recompute = chunk.tree.size() > options.max_chunk_nodes;
+    if (chunk.tree.size() > options.max_chunk_nodes) chunk.chunk_nodes = static_cast<int>(options.max_chunk_nodes);
     chunk.wanted.assign(static_cast<size_t>(chunk.tree.size()), 0);
     for (SampledToken* token : open) {
       token->node = index[token->node];

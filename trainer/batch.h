@@ -34,7 +34,7 @@ struct BatchChunk {
   engine::TreeBatch tree;
   std::vector<uint8_t> wanted;  // per node: some rollout sampled it
   bool silent = false;          // of silent groups only: scored, never differentiated
-  bool recompute = false;       // larger than memory allows: layers are computed again in the backward pass
+  int chunk_nodes = 0;          // above 0: larger than memory allows, computed in pre-order chunks of so many nodes
 };
 
 // How to score a chunk: sampled tokens only. `keep`: a backward pass follows; never for a silent chunk.
@@ -42,7 +42,7 @@ inline engine::ForwardOptions Wanting(const BatchChunk& chunk, bool keep = true)
   engine::ForwardOptions options;
   options.wanted = chunk.wanted;
   options.keep = keep && !chunk.silent;
-  options.recompute = chunk.recompute;
+  options.chunk_nodes = chunk.chunk_nodes;
   return options;
 }
 

@@ -136,10 +136,10 @@ TEST(Batch, ChunksHoldEverythingOnce) {
   for (int64_t limit : {1, 8, 20, 40}) {
     const Batch split = BuildBatch(groups, {.max_chunk_nodes = limit}).value();
     EXPECT_GT(split.chunks.size(), 1u);
-    // A rollout that does not fit is a chunk that keeps less.
+    // A rollout that does not fit is computed piece by piece.
     for (const BatchChunk& chunk : split.chunks) {
-      EXPECT_EQ(chunk.recompute, chunk.tree.size() > limit);
-      EXPECT_EQ(Wanting(chunk).recompute, chunk.recompute);
+      EXPECT_EQ(chunk.chunk_nodes, chunk.tree.size() > limit ? limit : 0);
+      EXPECT_EQ(Wanting(chunk).chunk_nodes, chunk.chunk_nodes);
     }
     EXPECT_EQ(split.logical_tokens, whole.logical_tokens);
     for (size_t g = 0; g < groups.size(); ++g) {

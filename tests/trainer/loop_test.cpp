@@ -478,7 +478,7 @@ TEST_P(LoopTest, ChunksAndRowsGiveTheSameStep) {
 }
 
 // A rollout that does not fit into the memory could be trained by other arithmetic than one that does, or not at all.
-TEST_P(LoopTest, RolloutsBeyondTheMemoryAreComputedAgain) {
+TEST_P(LoopTest, RolloutsBeyondTheMemoryAreComputedInPieces) {
   std::vector<engine::Parameters> ends;
   const engine::Parameters start = engine::InitParameters(Tiny(), 3);
   for (const int64_t memory : {int64_t{256} << 20, int64_t{1}}) {
