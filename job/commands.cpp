@@ -26,6 +26,7 @@
 #include "job/curves.h"
 #include "job/doctor.h"
 #include "job/eval_change.h"
+#include "job/export.h"
 #include "job/initial_model.h"
 #include "job/references.h"
 #include "job/plan.h"
@@ -421,6 +422,24 @@ int Plot(int argc, char** argv) {
   return 0;
 }
 
+constexpr char kExportUsage[] =
+    "usage: temper pool export RUN\n"
+    "Every rollout that was trained, one JSON object a line and a logical sequence: ids, mask, logprobs, versions, advantages.\n"
+    "Exit code 0 whole, 1 the run's records cannot be read, or its advantages are not a function of them.\n";
+
+int PoolExport(int argc, char** argv) {
+  if (argc != 2 || argv[1][0] == '-') {
+    const bool help = argc == 2 && (std::string_view(argv[1]) == "--help" || std::string_view(argv[1]) == "-h");
+    std::fputs(kExportUsage, help ? stdout : stderr);
+    return help ? 0 : 2;
+  }
+  const Status s = ExportRows(argv[1], [](const std::string& row) {
+    std::fwrite(row.data(), 1, row.size(), stdout);
+    std::fputc('\n', stdout);
+  });
+  return s.ok() ? 0 : Complain("pool export", s.message(), 1);
+}
+
 volatile sig_atomic_t top_interrupted = 0;
 
 // The panel of a run that somebody else supervises, until the run ends or Ctrl-C.
@@ -474,6 +493,7 @@ const std::vector<Command>& Commands() {
       {"", "serve", "one role of a run", &ServeCommand},
       {"", "top", "the live view of a running job", &Top},
       {"", "plot", "curves of runs as a picture", &Plot},
+      {"pool", "export", "a run's trained rollouts as rows that other trainers read", &PoolExport},
       {"", "doctor", "check what a job needs of this machine", &Doctor},
   };
   return kCommands;

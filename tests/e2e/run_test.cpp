@@ -85,6 +85,29 @@ TEST(Run, TheWholeLoop) {
     ++shown;
   }
   EXPECT_GE(shown, 80);
+  // The rows of `pool export`: every trained token once, with the logprob it was drawn with, and what its reward says of it.
+  EXPECT_EQ(JobProcess::Door({"pool", "export", job.folder()}, &output), 0) << output;
+  int64_t trained = 0;
+  std::map<int64_t, double> gain;
+  std::set<std::pair<int64_t, int64_t>> rollouts;
+  for (const std::string& line : Split(std::string(Trim(output)), '\n')) {
+    auto parsed = ParseJson(line);
+    ASSERT_TRUE(parsed.ok()) << line;
+    const json::object& row = parsed->as_object();
+    const int64_t group = row.at("group").as_int64();
+    double advantage = 0;
+    for (const char* key : {"mask", "logprobs", "versions", "advantages"}) ASSERT_EQ(row.at(key).as_array().size(), row.at("ids").as_array().size()) << key;
+    for (size_t k = 0; k < row.at("ids").as_array().size(); ++k) {
+      if (row.at("mask").as_array()[k].as_int64() == 0) continue;
+      ++trained;
+      EXPECT_LE(row.at("logprobs").as_array()[k].to_number<double>(), 0);
+      EXPECT_GE(row.at("versions").as_array()[k].as_int64(), row.at("version_admitted").as_int64());
+      advantage = row.at("advantages").as_array()[k].to_number<double>();
+    }
+    if (rollouts.insert({group, row.at("rollout").as_int64()}).second) gain[group] += advantage;
+  }
+  EXPECT_EQ(trained, *s.IntOr("tokens_trained", 0));
+  for (const auto& [group, sum] : gain) EXPECT_NEAR(sum, 0, 1e-4) << "group " << group << ": advantages of a group have mean 0";
   EXPECT_EQ(JobProcess::Door({"top", job.folder()}, &output), 0) << output;
   EXPECT_NE(output.find("step      5 of 5"), std::string::npos) << output;
   // A folder that is done is not trained again.
