@@ -139,6 +139,9 @@ Value GroupBy(Interpreter& in, const Value& v, Arguments& args) {
   return Value(std::move(out));
 }
 
+// What map and select run over: as in Jinja2, something false is nothing, whatever it is.
+List Items(Interpreter& in, const Value& v) { return Interpreter::Truthy(v) ? in.Iterate(v) : List(); }
+
 Value MapFilter(Interpreter& in, const Value& v, Arguments& args) {
   List out;
   if (args.positional.empty()) {
@@ -146,7 +149,7 @@ Value MapFilter(Interpreter& in, const Value& v, Arguments& args) {
     const Value attribute = reader.Required("attribute");
     const Value fallback = reader.Or("default", Value());
     reader.Done();
-    for (const Value& item : in.Iterate(v)) {
+    for (const Value& item : Items(in, v)) {
       Value found = attribute.is_string() ? in.GetPath(item, attribute.as_string()) : in.GetItem(item, attribute);
       out.push_back(found.is_undefined() && !fallback.is_undefined() ? fallback : found);
     }
@@ -159,7 +162,7 @@ Value MapFilter(Interpreter& in, const Value& v, Arguments& args) {
   Arguments rest;
   rest.positional.assign(args.positional.begin() + 1, args.positional.end());
   rest.named = args.named;
-  for (const Value& item : in.Iterate(v)) {
+  for (const Value& item : Items(in, v)) {
     in.Charge(1);
     Arguments again = rest;
     out.push_back(in.ApplyFilter(filter, item, again));
@@ -185,7 +188,7 @@ Value SelectFilter(Interpreter& in, const Value& v, Arguments& args, bool keep, 
     rest.positional.erase(rest.positional.begin());
   }
   List out;
-  for (const Value& item : in.Iterate(v)) {
+  for (const Value& item : Items(in, v)) {
     in.Charge(1);
     const Value what = !by_attribute ? item : attribute.is_string() ? in.GetPath(item, attribute.as_string()) : in.GetItem(item, attribute);
     Arguments again = rest;
@@ -228,6 +231,7 @@ Value IndentFilter(Interpreter& in, const Value& v, Arguments& args) {
   const Value width = reader.Or("width", 4);
   const bool first = reader.Flag("first", false), blank = reader.Flag("blank", false);
   reader.Done();
+  if (!v.is_string()) in.Fail("indent needs a text, not " + Interpreter::TypeName(v));
   std::string indention;
   if (width.is_string()) {
     indention = width.as_string();
@@ -270,6 +274,7 @@ Value IntFilter(Interpreter& in, const Value& v, Arguments& args) {
   const Value fallback = reader.Or("default", 0);
   const int64_t base = reader.Int("base", 10);
   reader.Done();
+  if (v.is_undefined()) in.FailUndefined(v);
   auto from_double = [&](double d) -> Value {
     if (std::isnan(d) || std::isinf(d)) return fallback;
     d = std::trunc(d);
@@ -351,10 +356,11 @@ Value TruncateFilter(Interpreter& in, const Value& v, Arguments& args) {
   const std::string end = reader.Text("end", "...");
   const int64_t leeway = reader.Int("leeway", 5);
   reader.Done();
-  const Value s(in.Str(v));
+  const Value& s = v;
   const int64_t size = static_cast<int64_t>(in.Length(s)), end_size = static_cast<int64_t>(CodePointCount(end));
   if (length < end_size) in.Fail("expected length >= " + std::to_string(end_size) + ", got " + std::to_string(length));
   if (size <= length + leeway) return s;
+  if (!s.is_string()) in.Fail("truncate cannot cut " + Interpreter::TypeName(s));
   std::string cut = in.Slice(s, nullptr, length - end_size, nullptr).as_string();
   if (!kill_words) cut = cut.substr(0, cut.rfind(' '));  // npos keeps all
   return Value(cut + end);
@@ -478,6 +484,7 @@ const FilterEntry kFilters[] = {
        ArgumentReader reader(in, args, "float");
        const Value fallback = reader.Or("default", 0.0);
        reader.Done();
+       if (v.is_undefined()) in.FailUndefined(v);
        if (v.is_float()) return v;
        if (v.is_int()) return static_cast<double>(v.as_int());
        if (v.is_bool()) return v.as_bool() ? 1.0 : 0.0;

@@ -399,7 +399,7 @@ Value Interpreter::Slice(const Value& object, const Value& start, const Value& s
     if (!v.is_int()) Fail("slice indices must be integers or None");
     return v.as_int();
   };
-  if (!object.is_string() && !IsSequence(object)) return Value::Undefined("'" + TypeName(object) + "' object cannot be sliced");
+  if (!object.is_string() && !IsSequence(object)) Fail("'" + TypeName(object) + "' object is not subscriptable");
   const std::vector<uint32_t> points = object.is_string() ? ToCodePoints(object.as_string()) : std::vector<uint32_t>();
   const int64_t size = static_cast<int64_t>(object.is_string() ? points.size() : object.as_list().size());
   Charge(static_cast<size_t>(size) / 16);
@@ -510,7 +510,7 @@ bool Interpreter::HasMethod(const Value& object, std::string_view name) {
     case Value::Kind::kString:
       return one_of({"split",   "rsplit",  "strip",   "lstrip",    "rstrip",    "startswith", "endswith",  "replace",   "upper",
                      "lower",   "title",   "capitalize", "find",   "rfind",     "index",      "rindex",    "count",     "join",
-                     "splitlines", "isdigit", "isalpha", "isspace", "isalnum",  "isupper",    "islower",   "isnumeric", "isdecimal",
+                     "splitlines", "isdigit", "isalpha", "isspace", "isalnum",  "isupper",    "islower",   "isnumeric", "isdecimal", "istitle",
                      "zfill",   "ljust",   "rjust",   "center",    "format",    "partition",  "rpartition", "removeprefix",
                      "removesuffix", "swapcase", "casefold", "expandtabs"});
     case Value::Kind::kList:
@@ -775,7 +775,7 @@ std::string Interpreter::FormatPercent(const std::string& format, const Value& v
     }
     ChargeText(out.size());
   }
-  if (next < list.size() && !values.is_dict()) Fail("not all arguments converted during string formatting");
+  if (next < list.size() && !values.is_dict() && !values.is_list()) Fail("not all arguments converted during string formatting");
   return out;
 }
 
@@ -982,8 +982,18 @@ Value Interpreter::CallMethod(const Value& object, std::string_view name, Argume
     const std::vector<uint32_t> points = ToCodePoints(s);
     return !points.empty() && std::all_of(points.begin(), points.end(), IsPythonSpace);
   }
-  // isupper, islower: at least one cased character and none of the other case.
   bool cased = false;
+  if (name == "istitle") {  // words begin with a capital and go on with small letters
+    bool inside = false;
+    for (uint32_t cp : ToCodePoints(s)) {
+      const bool upper = SimpleLower(cp) != cp, lower = SimpleUpper(cp) != cp && !upper;
+      if ((upper && inside) || (lower && !inside)) return false;
+      inside = upper || lower;
+      cased = cased || inside;
+    }
+    return cased;
+  }
+  // isupper, islower: at least one cased character and none of the other case.
   for (uint32_t cp : ToCodePoints(s)) {
     const bool upper = SimpleLower(cp) != cp, lower = SimpleUpper(cp) != cp && !upper;
     if (name == "isupper" ? lower : upper) return false;

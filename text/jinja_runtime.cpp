@@ -147,11 +147,12 @@ Interpreter::Flow Interpreter::Exec(const Stmt& s, const ScopePtr& scope, std::s
     }
     case StmtKind::kOutput: Append(Eval(*s.expr, scope), out); break;
     case StmtKind::kIf: return Exec(Truthy(Eval(*s.expr, scope)) ? s.body : s.otherwise, scope, out);
-    case StmtKind::kFor: For(s, Eval(*s.expr, scope), scope, 0, out); break;
+    case StmtKind::kFor: return For(s, Eval(*s.expr, scope), scope, 0, out);
     case StmtKind::kSet: Assign(s.target, Eval(*s.expr, scope), scope); break;
     case StmtKind::kSetBlock: {
       std::string text;
-      Exec(s.body, std::make_shared<Scope>(scope), &text);
+      // A `break` leaves the block, and the loop around it, without its text.
+      if (const Flow flow = Exec(s.body, std::make_shared<Scope>(scope), &text); flow != Flow::kNext) return flow;
       Value value(std::move(text));
       if (s.expr) value = FilterText(*s.expr, std::move(value), scope);
       Assign(s.target, value, scope);
@@ -181,7 +182,7 @@ Interpreter::Flow Interpreter::Exec(const Stmt& s, const ScopePtr& scope, std::s
     }
     case StmtKind::kFilterBlock: {
       std::string text;
-      Exec(s.body, std::make_shared<Scope>(scope), &text);
+      if (const Flow flow = Exec(s.body, std::make_shared<Scope>(scope), &text); flow != Flow::kNext) return flow;
       Append(FilterText(*s.expr, Value(std::move(text)), scope), out);
       break;
     }
@@ -197,7 +198,7 @@ Interpreter::Flow Interpreter::Exec(const Stmt& s, const ScopePtr& scope, std::s
   return Flow::kNext;
 }
 
-void Interpreter::For(const Stmt& s, const Value& iterable, const ScopePtr& scope, int depth, std::string* out) {
+Interpreter::Flow Interpreter::For(const Stmt& s, const Value& iterable, const ScopePtr& scope, int depth, std::string* out) {
   if (depth > kMaxCalls) Fail("a recursive loop is too deep");
   List items = Iterate(iterable);
   if (s.condition) {
@@ -216,17 +217,21 @@ void Interpreter::For(const Stmt& s, const Value& iterable, const ScopePtr& scop
   loop->stmt = &s;
   loop->outer = scope;
   const Value loop_value{std::shared_ptr<Object>(loop)};
+  bool whole = false;  // a turn came to the end of its body
   for (size_t i = 0; i < items.size(); ++i) {
     Charge(1);
     loop->index0 = i;
     auto inner = std::make_shared<Scope>(scope);
     inner->Set("loop", loop_value);
     Assign(s.target, items[i], inner);
-    if (Exec(s.body, inner, out) == Flow::kBreak) break;
+    const Flow flow = Exec(s.body, inner, out);
+    if (flow == Flow::kBreak) break;
+    whole = whole || flow == Flow::kNext;
   }
   loop->items = nullptr;  // a template that kept the loop object finds it ended
   loop->outer = nullptr;
-  if (items.empty()) Exec(s.otherwise, std::make_shared<Scope>(scope), out);
+  // A `break` in what is done otherwise leaves the loop around this one.
+  return whole ? Flow::kNext : Exec(s.otherwise, std::make_shared<Scope>(scope), out);
 }
 
 void Interpreter::Assign(const Target& target, const Value& value, const ScopePtr& scope) {

@@ -159,7 +159,7 @@ class Interpreter {
 
   Flow Exec(const Body& body, const ScopePtr& scope, std::string* out);
   Flow Exec(const Stmt& s, const ScopePtr& scope, std::string* out);
-  void For(const Stmt& s, const Value& iterable, const ScopePtr& scope, int depth, std::string* out);
+  Flow For(const Stmt& s, const Value& iterable, const ScopePtr& scope, int depth, std::string* out);
   void Assign(const Target& target, const Value& value, const ScopePtr& scope);
   Value CallMacro(const MacroObject& macro, Arguments& args);
   Value Eval(const Expr& e, const ScopePtr& scope);

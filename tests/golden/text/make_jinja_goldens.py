@@ -328,6 +328,17 @@ not not n
 [l, w]|map('first')|list
 [l, w]|map('join', '-')|list
 l is not string and l is not mapping
+'Ab Cd 1Ef'.istitle() ~ 'AB'.istitle() ~ 'a'.istitle() ~ ''.istitle()
+0|select|list ~ false|map('upper')|list ~ z|selectattr('k')|list
+7|select|list
+n|indent
+l|truncate(5) ~ rows|truncate(9)
+n[1:]
+d[1:]
+'é' % l
+missing|float
+missing|int
+none|float ~ none|int
 """.strip().split("\n")
 
 BLOCKS = [
@@ -424,6 +435,10 @@ BLOCKS = [
 
 CHATS = [
     # ChatML with tools, think blocks and tool grouping, in the style of the Qwen family.
+    """{% for x in [3, 1, 2] %}{% continue %}{% else %}none to its end{% endfor %}|{% for x in [3, 1, 2] %}{{ x }}{% break %}{% else %}broken{% endfor %}""",
+    """{% for x in [3, 1, 2] %}{% if x == 1 %}{% continue %}{% endif %}{{ x }}{% else %}no{% endfor %}""",
+    """{% for x in [3, 1, 2] %}{{ x }}{% set y %}in{% break %}{% endset %}{{ y }}{% endfor %}|{% for x in [3, 1, 2] %}{% filter upper %}a{% if x == 1 %}{% continue %}{% endif %}b{% endfilter %}{% endfor %}""",
+    """{% for x in [3, 1, 2] %}{{ x }}{% for a in [] %}{% else %}{% break %}{% endfor %}never{% endfor %}""",
     """{%- if tools %}
     {{- '<|im_start|>system\\n' }}
     {%- if messages[0].role == 'system' %}
