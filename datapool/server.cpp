@@ -46,6 +46,7 @@ struct Server::Parts {
     local.task_counts = options.task_counts;
     local.job_incarnation = options.job_incarnation;
     local.ledger_path = options.run + kLedgerFile;
+    local.alarms = options.alarms;
     ASSIGN_OR_RETURN(pool, LocalDataPool::Open(std::move(local), std::move(store), metrics, env));
     if (options.listen_fd < 0) return Status::Ok();
     service = MakePoolRpcService(*pool);

@@ -11,6 +11,7 @@
 #include "common/env.h"
 #include "common/metrics.h"
 #include "common/status.h"
+#include "datapool/alarms.h"
 #include "datapool/client.h"
 #include "datapool/types.h"
 
@@ -25,6 +26,7 @@ struct ServerOptions {
   // Names one `temper run`, not one process of this role: under a new one (--resume) every open rollout ends
   // aborted(supervisor) and is issued again, and nothing is handed out before the trainer has attached.
   std::string job_incarnation;
+  AlarmLimits alarms;
   int listen_fd = -1;  // listening unix socket, taken over; -1: no gRPC (the pool is used in this process only)
   std::function<void(const std::string&)> on_stop;  // Role.Stop was called
 };

@@ -45,7 +45,7 @@ bool IsCoreReason(const std::string& reason) {
 struct LocalDataPool::Impl {
   Impl(LocalPoolOptions o, std::unique_ptr<Store> s, temper::Metrics& m, Env e)
       : options(std::move(o)), store(std::move(s)), metrics(m), env(e), window(options.config), 
-        balance(Balance(options.config)), statistics(options.config, options.task_counts), queue(kQueued) {}
+        balance(Balance(options.config)), statistics(options.config, options.task_counts), alarms(options.alarms), queue(kQueued) {}
 
   // What one turn of the state thread has to make durable.
   struct Turn {
@@ -66,6 +66,8 @@ struct LocalDataPool::Impl {
   Window window;
   std::optional<Balance> balance;  // of every line written, those of former lives included; none where they are not known
   Statistics statistics;
+  Alarms alarms;
+  std::set<std::string> raised;  // names of the alarms that are
   int64_t seq = 0;            // of the last ledger line
   int64_t synced_seq = 0;     // lines up to here are on disk for good
   int64_t clock_base_us = 0;  // pool time at clock_origin_s
@@ -270,6 +272,7 @@ struct LocalDataPool::Impl {
       if (!record.ok()) return record.status().WithContext(options.ledger_path);
       RETURN_IF_ERROR(balance->Add(*record).WithContext(fmt::format("{}: seq {}", options.ledger_path, record->seq)));
       statistics.Add(record->line);
+      alarms.Add(record->line);
       Remember(record->line);
       lines.remove_prefix(end + 1);
     }
@@ -297,6 +300,7 @@ struct LocalDataPool::Impl {
         Wrong(fmt::format("the ledger would not balance at {}: {}", PrintLedger({seq, line}), s.message()));
       }
       statistics.Add(line);
+      alarms.Add(line);
       if (line.kind == LedgerLine::Kind::kTombstone && line.reason != "job_end" && line.reason != "zero_signal") {
         metrics.Say(fmt::format("group {} tombstoned: {}", *line.group, line.reason));
       }
@@ -429,6 +433,25 @@ struct LocalDataPool::Impl {
     for (size_t i = 0; i < count; ++i) set(fmt::format("{:02}", i), s.positions[i]);
   }
 
+  // Said once each time one rises.
+  void CheckAlarms() {
+    std::set<std::string> now;
+    if (window.started() && !window.closed() && !paused) {
+      for (const std::string& text : alarms.Raised(Now(), window.Shape())) {
+        const std::string name = text.substr(0, text.find(':'));
+        now.insert(name);
+        if (raised.count(name)) continue;
+        log::Warn("alarm", {{"what", text}});
+        metrics.Say("alarm: " + text + (alarms.pause() ? "; paused, nothing more is handed out until it is cured (Ctrl-C, then run --resume)" : ""));
+      }
+    } else {
+      now = raised;
+    }
+    for (const std::string& name : raised) metrics["alarm." + name].Set(0);
+    for (const std::string& name : now) metrics["alarm." + name].Set(1);
+    raised = std::move(now);
+  }
+
   double WaitS() const {
     if (paused) return kIdleWaitS;
     const std::optional<double> due = window.NextDeadline();
@@ -458,6 +481,7 @@ struct LocalDataPool::Impl {
         ++generation;
         changed.notify_all();
       }
+      CheckAlarms();
       for (Answer& answer : answers) answer();
     }
   }
@@ -567,7 +591,7 @@ struct LocalDataPool::Impl {
     for (const AttemptId& id : handed) {
       if (window.RunningAttempt(id.group, id.rollout) != id.attempt) cancelled.push_back(id);
     }
-    if (!paused && trainer_attached) {
+    if (!paused && trainer_attached && !(alarms.pause() && !raised.empty())) {
       for (const OpenRollout& r : running) {
         if (static_cast<int64_t>(issues.size()) >= max) break;
         if (handed.count(r.id)) continue;

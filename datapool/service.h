@@ -14,6 +14,7 @@
 #include "common/env.h"
 #include "common/metrics.h"
 #include "common/status.h"
+#include "datapool/alarms.h"
 #include "datapool/client.h"
 #include "datapool/store.h"
 #include "datapool/types.h"
@@ -26,6 +27,7 @@ struct LocalPoolOptions {
   std::vector<int64_t> task_counts;  // see ServerOptions
   std::string job_incarnation;
   std::string ledger_path;           // "": no file (the lines stay in the store)
+  AlarmLimits alarms;
 };
 
 class LocalDataPool final : public DataPool {

@@ -234,6 +234,20 @@ void ReadPool(ConfigBlock root, Job* job) {
   block.Refuse("zero_signal", "follows algorithm.dynamic_sampling; set that");
   block.Refuse("seed", "the job's seed counts; set seed");
 
+  ConfigBlock alarms = block.Block("alarms");
+  // 0 turns one off.
+  auto limit = [&](const char* key, std::optional<double>& value, double most) {
+    value = alarms.Double(key, *value, {.min = 0, .max = most});
+    if (*value == 0) value.reset();
+  };
+  limit("infra_share", job->alarms.infra_share, 1);
+  limit("zero_signal_share", job->alarms.zero_signal_share, 1);
+  limit("head_wait_s", job->alarms.head_wait_s, 1e9);
+  limit("nothing_scored_s", job->alarms.nothing_scored_s, 1e9);
+  job->alarms.reward_collapse = alarms.Bool("reward_collapse", job->alarms.reward_collapse);
+  job->alarms.pause = alarms.Choice("action", "say", {"say", "pause"}) == "pause";
+  alarms.Finish();
+
   ConfigBlock window = block.Block("window");
   static const std::vector<std::string> kPolicies = {"anchored", "strict", "greedy", "areal"};
   const std::string policy = window.Choice("policy", "anchored", kPolicies);

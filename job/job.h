@@ -10,6 +10,7 @@
 
 #include "common/config.h"
 #include "common/status.h"
+#include "datapool/alarms.h"
 #include "datapool/types.h"
 #include "sandbox/janitor.h"
 #include "sandbox/types.h"
@@ -74,6 +75,7 @@ struct Job {
 
   temper::trainer::ParsedAlgorithm algorithm;
   datapool::PoolConfig pool;
+  datapool::AlarmLimits alarms;
 
   struct Optimizer {
     double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;

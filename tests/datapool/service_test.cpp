@@ -84,6 +84,35 @@ TEST(Service, ShowsItsWindow) {
   EXPECT_EQ(positions, "!.!#");
 }
 
+// What could go wrong: an alarm that should pause the job does not, or one that should only speak does.
+TEST(Service, AnAlarmCanPauseTheJob) {
+  for (const bool pause : {false, true}) {
+    FakeClock clock;
+    Faults faults;
+    Metrics metrics;
+    LocalPoolOptions options;
+    options.config = Config(R"({"P":1,"S":3})");
+    options.job_incarnation = "j";
+    options.alarms.head_wait_s = 60;
+    options.alarms.pause = pause;
+    auto pool = LocalDataPool::Open(options, MakeMemoryStore(), metrics, Env{clock, PosixFileSystem::Get(), faults, Rng(0)});
+    ASSERT_TRUE(pool.ok());
+    ASSERT_TRUE((*pool)->AttachAgents("a").ok());
+    ASSERT_TRUE((*pool)->AttachTrainer("t", 0).ok());
+    EXPECT_EQ((*pool)->TakeIssues("a", 1, 0)->issues.size(), 1u);
+    clock.Advance(61);
+    ASSERT_TRUE((*pool)->Pause(false).ok());  // any call: time is looked at between calls
+    EXPECT_EQ((*pool)->TakeIssues("a", 1, 0)->issues.size(), pause ? 0u : 1u);
+    EXPECT_EQ((*pool)->Metrics()->at("alarm.head_wait"), 1);
+    EXPECT_THAT(metrics.Lines(), testing::ElementsAre(testing::StartsWith("alarm: head_wait: group 0 of default runs for 61 s")));
+    FinishedAttempt f;
+    f.id = {0, 0, 1};
+    f.outcome = "scored";
+    f.reward = 1;
+    ASSERT_TRUE((*pool)->Finish("a", f).ok());
+  }
+}
+
 // What could go wrong: a record that does not verify is trained, takes its whole batch down, or its loss is not told.
 TEST(Service, ARecordThatDoesNotVerifyIsQuarantined) {
   struct Damaging final : Store {

@@ -1,0 +1,47 @@
+// What should wake a person: a run that samples and learns nothing, or waits for ever. Pure; fed with the ledger's lines.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "datapool/window.h"
+
+namespace temper::datapool {
+
+// An alarm without a limit is off.
+struct AlarmLimits {
+  std::optional<double> infra_share = 0.5;          // of the last kAlarmAttempts attempts: infrastructure failures
+  std::optional<double> zero_signal_share = 0.95;   // of the last kAlarmGroups complete groups: equal rewards
+  std::optional<double> head_wait_s = 1800;         // one group is its source's head for so long, pool clock
+  bool reward_collapse = true;                      // the last kAlarmRewards rewards are all equal, and earlier ones were not
+  std::optional<double> nothing_scored_s = 1800;    // no rollout has ended with a reward for so long, pool clock
+  bool pause = false;                               // hand out nothing more while one is raised
+};
+constexpr size_t kAlarmAttempts = 64, kAlarmGroups = 32, kAlarmRewards = 128;
+
+class Alarms {
+ public:
+  explicit Alarms(AlarmLimits limits) : limits_(limits) {}
+
+  // Lines in order. A resumed job begins anew.
+  void Add(const LedgerLine& line);
+  // Names of what is raised at `now`, with the facts: "infra_share: 40 of the last 64 attempts …".
+  std::vector<std::string> Raised(double now, const std::vector<SourceShape>& shapes) const;
+  bool pause() const { return limits_.pause; }
+
+ private:
+  AlarmLimits limits_;
+  std::deque<bool> infra_;        // of the last attempts
+  std::deque<bool> silent_;       // of the last complete groups
+  std::deque<double> rewards_;    // the last ones
+  std::optional<double> first_reward_;
+  bool rewards_differed_ = false;  // ever
+  double last_scored_ = 0;
+  std::map<int64_t, std::vector<double>> open_;  // rewards of groups in flight
+};
+
+}  // namespace temper::datapool

@@ -1,0 +1,89 @@
+#include "datapool/alarms.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace temper::datapool {
+namespace {
+
+LedgerLine Ended(int64_t group, int32_t rollout, double t, std::optional<double> reward) {
+  LedgerLine l;
+  l.kind = LedgerLine::Kind::kOutcome;
+  l.t = t;
+  l.group = group;
+  l.rollout = rollout;
+  l.attempt = 1;
+  l.outcome = reward ? "scored" : "infra_failure";
+  l.reward = reward;
+  return l;
+}
+LedgerLine Of(LedgerLine::Kind kind, int64_t group, double t = 0) {
+  LedgerLine l;
+  l.kind = kind;
+  l.group = group;
+  l.t = t;
+  return l;
+}
+std::vector<SourceShape> Head(double since) {
+  SourceShape s;
+  s.source = "default";
+  s.head = 7;
+  s.head_since = since;
+  s.head_running = 2;
+  return {s};
+}
+std::vector<std::string> Names(const Alarms& alarms, double now, double head_since) {
+  std::vector<std::string> out;
+  for (const std::string& text : alarms.Raised(now, Head(head_since))) out.push_back(text.substr(0, text.find(':')));
+  return out;
+}
+
+// What could go wrong: an alarm stays silent when its limit is passed, or rises in a healthy run.
+TEST(Alarms, EachRisesAtItsLimit) {
+  Alarms healthy{AlarmLimits()};
+  for (int g = 0; g < 100; ++g) {
+    healthy.Add(Ended(g, 0, g, 1));
+    healthy.Add(Ended(g, 1, g, g % 4 == 0 ? 1 : 0));
+    healthy.Add(Of(LedgerLine::Kind::kConsume, g, g));
+  }
+  EXPECT_THAT(Names(healthy, 100, 90), testing::IsEmpty());
+  EXPECT_THAT(Names(healthy, 99 + 1801, 1000), testing::ElementsAre("nothing_scored"));
+  EXPECT_THAT(Names(healthy, 1700, 1700 - 1801), testing::ElementsAre("head_wait"));
+
+  Alarms infra = healthy;
+  for (int i = 0; i < 32; ++i) infra.Add(Ended(200 + i, 0, 100, std::nullopt));
+  EXPECT_THAT(Names(infra, 100, 90), testing::IsEmpty()) << "half of them is not over half";
+  infra.Add(Ended(300, 0, 100, std::nullopt));
+  EXPECT_THAT(infra.Raised(100, Head(90)), testing::ElementsAre("infra_share: 33 of the last 64 attempts were infrastructure failures"));
+
+  Alarms silent = healthy;
+  for (int g = 200; g < 231; ++g) {
+    silent.Add(Ended(g, 0, 100, g % 2));
+    silent.Add(Ended(g, 1, 100, g % 2));
+    silent.Add(Of(LedgerLine::Kind::kConsume, g, 100));
+  }
+  EXPECT_THAT(Names(silent, 100, 90), testing::ElementsAre("zero_signal_share")) << "31 of 32";
+
+  Alarms collapsed = healthy;
+  for (int i = 0; i < 127; ++i) collapsed.Add(Ended(200 + i, 0, 100, 1));
+  EXPECT_THAT(Names(collapsed, 100, 90), testing::IsEmpty());
+  collapsed.Add(Ended(400, 0, 100, 1));
+  EXPECT_THAT(Names(collapsed, 100, 90), testing::ElementsAre("reward_collapse"));
+  LedgerLine resumed;
+  resumed.kind = LedgerLine::Kind::kRecover;
+  resumed.who = "job";
+  resumed.t = 100;
+  collapsed.Add(resumed);
+  EXPECT_THAT(Names(collapsed, 100, 90), testing::IsEmpty()) << "a resumed job begins anew";
+
+  AlarmLimits off;
+  off.infra_share.reset();
+  off.head_wait_s.reset();
+  off.nothing_scored_s.reset();
+  Alarms quiet(off);
+  for (int i = 0; i < 64; ++i) quiet.Add(Ended(i, 0, 0, std::nullopt));
+  EXPECT_THAT(Names(quiet, 1e6, 0), testing::IsEmpty());
+}
+
+}  // namespace
+}  // namespace temper::datapool
