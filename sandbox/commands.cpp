@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/base64.h"
+#include "common/clock.h"
 #include "common/file.h"
 #include "common/json.h"
 #include "common/strings.h"
@@ -37,10 +38,12 @@ constexpr char kRunUsage[] =
     "Exit code: 0 whatever the command did, 1 the sandbox failed (outcome infra), 2 bad usage.\n";
 
 constexpr char kRemainsUsage[] =
-    "usage: temper sandbox remains [--job ID] [--run DIR] [--port N]… [--wait S]\n"
+    "usage: temper sandbox remains [--job ID] [--run DIR] [--port N]… [--wait S] [--live]\n"
     "\n"
     "Lists what jobs have left behind (processes, sandboxes, mounts, cgroups, shared memory, ports, temporary folders), one\n"
-    "JSON object a line; exit code 1 when there is any. Without --job: of every job on the machine.\n";
+    "JSON object a line; exit code 1 when there is any. --run: of that run only, --job: of the job whose janitor is called ID,\n"
+    "else of every job on the machine. What belongs to jobs that are still running is left out; --live lists it too, as\n"
+    "\"live\":true, and it does not count for the exit code.\n";
 
 int Bad(const char* door, const std::string& message) {
   std::fprintf(stderr, "temper sandbox %s: %s\n", door, message.c_str());
@@ -192,14 +195,20 @@ int Run(int argc, char** argv) {
 int Remains(int argc, char** argv) {
   RemainsQuery query;
   double wait_s = 0;
+  bool show_live = false, job_given = false;
   for (int i = 1; i < argc; ++i) {
     std::string arg = argv[i];
     if (arg == "--help" || arg == "-h") return std::fputs(kRemainsUsage, stdout) < 0;
+    if (arg == "--live") {
+      show_live = true;
+      continue;
+    }
     if (i + 1 >= argc) return Bad("remains", "unknown option '" + arg + "', or it needs a value");
     std::string value = argv[++i];
     int64_t port = 0;
     if (arg == "--job") {
       query.job_id = value;
+      job_given = true;
     } else if (arg == "--run") {
       query.run_folder = AbsolutePath(value);
     } else if (arg == "--port" && ParseInt(value, &port) && port > 0 && port < 65536) {
@@ -210,13 +219,31 @@ int Remains(int argc, char** argv) {
       return Bad("remains", arg + " '" + value + "' is not understood");
     }
   }
-  std::vector<Remain> found = WaitForNoRemains(query, wait_s);
+  if (!query.run_folder.empty() && !job_given) query.job_id = JobOfRun(query.run_folder);
+
+  SystemClock& clock = SystemClock::Get();
+  std::vector<Remain> found;
+  int64_t left = 0, live = 0;
+  for (const double end_s = clock.NowS() + wait_s;; clock.SleepS(0.05)) {
+    found = FindRemains(query);
+    // A shell that works in the folder is no part of the job.
+    std::erase_if(found, [](const Remain& r) { return r.doubtful; });
+    live = std::count_if(found.begin(), found.end(), [](const Remain& r) { return r.live; });
+    left = static_cast<int64_t>(found.size()) - live;
+    if (left == 0 || clock.NowS() >= end_s) break;
+  }
   for (const Remain& r : found) {
+    if (r.live && !show_live) continue;
     JsonWriter w;
-    w.BeginObject().Key("kind").String(r.kind).Key("what").String(r.what).EndObject();
+    w.BeginObject().Key("kind").String(r.kind).Key("what").String(r.what);
+    if (r.live) w.Key("live").Bool(true);
+    w.EndObject();
     std::printf("%s\n", w.text().c_str());
   }
-  return found.empty() ? 0 : 1;
+  if (live > 0 && !show_live) {
+    std::fprintf(stderr, "left out: %lld of jobs that are still running; --live lists them\n", static_cast<long long>(live));
+  }
+  return left == 0 ? 0 : 1;
 }
 
 }  // namespace

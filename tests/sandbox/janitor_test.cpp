@@ -7,13 +7,18 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <functional>
+#include <optional>
 #include <thread>
 
 #include "common/clock.h"
@@ -361,6 +366,92 @@ TEST(Remains, PlantedOnesAreFound) {
 
   ASSERT_TRUE(RemoveAll(run).ok());
   EXPECT_EQ(Show(FindRemains(RemainsQuery{job, run, {}})), "");
+}
+
+// A job that runs was listed as left behind, a shell that names the folder as a job's, a port once for each of its connections;
+// and whoever asks after an end must still hear of everything.
+TEST(Remains, LiveJobsAndBystandersAreToldApart) {
+  const std::string job = "temper-told-" + std::to_string(getpid());
+  const std::string run = ::testing::TempDir() + "told-" + std::to_string(getpid());
+  ASSERT_TRUE(MakeDirs(run).ok());
+  auto start = [&](bool of_job) {
+    pid_t pid = fork();
+    if (pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (of_job) setenv("TEMPER_INCARNATION", "100000", 1);
+      else unsetenv("TEMPER_INCARNATION");
+      // `sh` executes a single command itself: one process.
+      execlp("sh", "sh", "-c", ("exec sleep " + kMark).c_str(), nullptr);
+      _exit(1);
+    }
+    return pid;
+  };
+  auto in_run = [&](bool of_job) {
+    setenv("TEMPER_TOLD_RUN", run.c_str(), 1);
+    const pid_t pid = start(of_job);
+    unsetenv("TEMPER_TOLD_RUN");
+    return pid;
+  };
+  const pid_t worker = in_run(true), reader = in_run(false);
+  auto find = [&](pid_t pid) {
+    for (const Remain& r : FindRemains(RemainsQuery{job, run, {}})) {
+      if (r.kind == "process" && atoi(r.what.c_str()) == pid) return std::optional(r);
+    }
+    return std::optional<Remain>();
+  };
+  for (int i = 0; i < 200 && !(find(worker) && find(reader)); ++i) SystemClock::Get().SleepS(0.01);
+  ASSERT_TRUE(find(worker) && find(reader));
+  EXPECT_FALSE(find(worker)->doubtful);
+  EXPECT_TRUE(find(reader)->doubtful);
+  EXPECT_FALSE(find(worker)->live) << "nobody supervises it";
+
+  // Held, with this process as its supervisor: its children and what bears the job's name are live.
+  ASSERT_TRUE(MakeDirs("/tmp/" + job + "-x").ok());
+  auto folder_is_live = [&] {
+    for (const Remain& r : FindRemains(RemainsQuery{job, run, {}})) {
+      if (r.kind == "temporary_folder") return r.live;
+    }
+    ADD_FAILURE() << "not found";
+    return false;
+  };
+  EXPECT_FALSE(folder_is_live());
+  ASSERT_TRUE(WriteFile(run + "/state.json", "{\"pid\":" + std::to_string(getpid()) + ",\"sandbox_job\":\"" + job + "\"}").ok());
+  EXPECT_EQ(JobOfRun(run), job);
+  EXPECT_EQ(JobOfRun(run + "/none"), "");
+  EXPECT_FALSE(folder_is_live()) << "nobody holds the lock";
+  {
+    const Fd lock = LockFile(run + "/lock").value();
+    EXPECT_TRUE(folder_is_live());
+    EXPECT_TRUE(find(worker)->live);
+  }
+  EXPECT_FALSE(folder_is_live());
+  EXPECT_FALSE(find(worker)->live);
+  // Without a job's name nothing is found by one, and not everything either.
+  for (const Remain& r : FindRemains(RemainsQuery{"", run, {}})) {
+    EXPECT_TRUE(r.what.find(run) != std::string::npos || r.kind == "process" || r.kind == "mount") << r.kind << " " << r.what;
+  }
+
+  // A name that is listened on and connected to has two lines in the kernel's table.
+  const std::string name = std::string(1, '\0') + job + "-port";
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, name.data(), name.size());
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
+  Fd listening(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)), client(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(bind(listening.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
+  ASSERT_EQ(listen(listening.get(), 4), 0);
+  ASSERT_EQ(connect(client.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
+  Fd server(accept(listening.get(), nullptr, nullptr));
+  int ports = 0;
+  for (const Remain& r : FindRemains(RemainsQuery{job, run, {}})) ports += r.kind == "port";
+  EXPECT_EQ(ports, 1);
+
+  for (const pid_t pid : {worker, reader}) {
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+  }
+  ASSERT_TRUE(RemoveAll("/tmp/" + job + "-x").ok());
+  ASSERT_TRUE(RemoveAll(run).ok());
 }
 
 }  // namespace
