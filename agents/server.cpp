@@ -110,16 +110,18 @@ std::string ReportToJson(const EvaluationReport& report) {
   for (const auto& [name, count] : report.outcomes) outcomes[name] = count;
   json::array rewards;
   for (const auto& reward : report.rewards) rewards.push_back(reward ? json::value(*reward) : json::value());
-  return PrintJson(json::object{{"evaluation", report.evaluation},
-                                {"version", report.version},
-                                {"tasks", report.tasks},
-                                {"unjudged", report.unjudged},
-                                {"pass_rate", report.pass_rate},
-                                {"families", families},
-                                {"outcomes", outcomes},
-                                {"rewards", rewards},
-                                {"tokens_sampled_eval", report.tokens_sampled},
-                                {"wall_s", report.wall_s}});
+  json::object line{{"evaluation", report.evaluation},
+                    {"version", report.version},
+                    {"tasks", report.tasks},
+                    {"unjudged", report.unjudged},
+                    {"pass_rate", report.pass_rate},
+                    {"families", families},
+                    {"outcomes", outcomes},
+                    {"rewards", rewards},
+                    {"tokens_sampled_eval", report.tokens_sampled},
+                    {"wall_s", report.wall_s}};
+  if (report.job_s) line["job_s"] = *report.job_s;
+  return PrintJson(line);
 }
 
 Result<EvaluationReport> ReportFromJson(const std::string& line) {
@@ -133,6 +135,9 @@ Result<EvaluationReport> ReportFromJson(const std::string& line) {
   ASSIGN_OR_RETURN(out.pass_rate, ref.DoubleOr("pass_rate", 0));
   ASSIGN_OR_RETURN(out.tokens_sampled, ref.IntOr("tokens_sampled_eval", 0));
   ASSIGN_OR_RETURN(out.wall_s, ref.DoubleOr("wall_s", 0));
+  if (ref.Has("job_s")) {
+    ASSIGN_OR_RETURN(out.job_s, ref.DoubleOr("job_s", 0));
+  }
   ASSIGN_OR_RETURN(JsonRef families, ref.Field("families"));
   if (!families.value().is_object()) return families.Error("must be an object");
   for (const auto& [name, unused] : families.value().as_object()) {
@@ -384,6 +389,7 @@ struct Server::Impl {
     EvaluationReport report = state->report;  // nobody else writes it any more
     if (report.tasks > 0) report.pass_rate /= static_cast<double>(report.tasks);
     report.wall_s = clock.NowS() - start_s;
+    if (options.job_began_s) report.job_s = clock.NowS() - *options.job_began_s;
     if (static_cast<double>(report.unjudged) > kUnjudgedShareMax * static_cast<double>(parts.eval->size())) {
       return Aborted("evaluation " + std::to_string(evaluation) + ": " + std::to_string(report.unjudged) + " of " +
                          std::to_string(parts.eval->size()) + " tasks could not be judged; see the agents' log");

@@ -28,6 +28,7 @@ struct ServerOptions {
   int concurrency = 32;
   int group_size = 8;          // 3·group_size infrastructure failures in a row from one cause are fatal
   std::string run_dir;         // eval.jsonl, attempts/
+  std::optional<double> job_began_s;  // the clock's reading that `job_s` of eval.jsonl counts from; absent: no `job_s`
   std::string incarnation;     // names this process to the pool
   int control_fd = -1;         // inherited listening socket of the Agents and Role services; -1 = none
   // Told once, with part, cause and last words; must return at once.

@@ -71,6 +71,7 @@ struct EvaluationReport {
   std::vector<std::optional<double>> rewards;  // by task; nullopt: not judged. Only in the file, not on the wire
   int64_t tokens_sampled = 0;
   double wall_s = 0;
+  std::optional<double> job_s;  // time of the job at its end. Only in the file
   std::vector<std::string> probe;  // serialised temper.v1.Trajectory of up to 8 rollouts, for the trainer's on-policy check
 };
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "common/file.h"
 #include "common/json.h"
 #include "common/strings.h"
@@ -69,6 +71,10 @@ Status ReadPoints(const std::string& path, Curve* curve) {
     if (resumed && !curve->run) return InvalidArgument(line.place + ": \"wall_s\" is less than in the line before");
     if (resumed) offset_s = curve->points.empty() ? 0 : curve->points.back().wall_s;
     point.wall_s = offset_s + *wall_s;
+    if (const auto job_s = NumberOf(line.value, "job_s"); job_s && curve->run) {
+      point.wall_s = *job_s;
+      offset_s = *job_s - *wall_s;
+    }
     if (curve->run) {
       const double train_s = NumberOf(line.value, "forward_s").value_or(0) + NumberOf(line.value, "backward_s").value_or(0) +
                              NumberOf(line.value, "optimizer_s").value_or(0);
@@ -85,15 +91,41 @@ Status ReadPoints(const std::string& path, Curve* curve) {
   return Status::Ok();
 }
 
-// At the time of the step whose weights were evaluated.
-Status ReadEvaluations(const std::string& path, Curve* curve) {
-  ASSIGN_OR_RETURN(const std::vector<Line> lines, ReadLines(path));
+// When the trainer of a run without `job_s` had its first evaluation, which took `eval_s`.
+double FirstEvaluationSeconds(const std::string& run_dir, double eval_s) {
+  double warm_up_s = 0;
+  bool known = false;
+  if (auto lines = ReadLines(run_dir + "/sft.jsonl"); lines.ok()) {
+    for (const Line& line : *lines) warm_up_s = NumberOf(line.value, "wall_s").value_or(warm_up_s);
+    known = !lines->empty();
+  }
+  double latest_s = 0;  // what the first step says of its parts lies behind it
+  if (auto lines = ReadLines(run_dir + "/metrics.jsonl"); lines.ok() && !lines->empty()) {
+    latest_s = NumberOf(lines->front().value, "wall_s").value_or(0);
+    for (const char* part : {"wait_s", "forward_s", "backward_s", "optimizer_s", "publish_s"}) {
+      latest_s -= NumberOf(lines->front().value, part).value_or(0);
+    }
+    if (!known) return std::max(0.0, latest_s);
+    return std::max(0.0, std::min(latest_s, warm_up_s + eval_s));
+  }
+  return warm_up_s + eval_s;
+}
+
+Status ReadEvaluations(const std::string& run_dir, Curve* curve) {
+  ASSIGN_OR_RETURN(const std::vector<Line> lines, ReadLines(run_dir + "/eval.jsonl"));
   for (const Line& line : lines) {
     const auto version = NumberOf(line.value, "version"), value = NumberOf(line.value, "pass_rate");
     if (!version || !value) return InvalidArgument(line.place + ": no numbers \"version\" and \"pass_rate\"");
     CurveEvaluation evaluation{static_cast<int64_t>(*version), 0, *value};
-    for (const CurvePoint& point : curve->points) {
-      if (point.step <= evaluation.step) evaluation.wall_s = point.wall_s;
+    const double took_s = NumberOf(line.value, "wall_s").value_or(0);
+    if (const auto job_s = NumberOf(line.value, "job_s")) {
+      evaluation.wall_s = *job_s;
+    } else if (evaluation.step == 0) {
+      evaluation.wall_s = FirstEvaluationSeconds(run_dir, took_s);
+    } else {
+      for (const CurvePoint& point : curve->points) {
+        if (point.step <= evaluation.step) evaluation.wall_s = point.wall_s + took_s;
+      }
     }
     // After a rollback a version can be evaluated again.
     if (!curve->evaluations.empty() && curve->evaluations.back().step >= evaluation.step) curve->evaluations.pop_back();
@@ -123,7 +155,7 @@ Result<Curve> ReadCurve(const std::string& argument) {
   }
   if (!Exists(path + "/metrics.jsonl") && !Exists(path + "/job.yaml")) return InvalidArgument("'" + path + "': no run here");
   if (Exists(path + "/metrics.jsonl")) RETURN_IF_ERROR(ReadPoints(path + "/metrics.jsonl", &curve));
-  if (Exists(path + "/eval.jsonl")) RETURN_IF_ERROR(ReadEvaluations(path + "/eval.jsonl", &curve));
+  if (Exists(path + "/eval.jsonl")) RETURN_IF_ERROR(ReadEvaluations(path, &curve));
   if (auto text = ReadFile(path + "/plan.json"); text.ok()) {
     auto plan = ParseJson(*text);
     if (plan.ok() && plan->is_object() && plan->as_object().contains("pool") && plan->at("pool").is_object()) {

@@ -7,6 +7,7 @@
 
 #include "common/config.h"
 #include "common/file.h"
+#include "common/json.h"
 #include "common/strings.h"
 
 namespace temper::job {
@@ -70,6 +71,20 @@ Status CheckResume(const std::string& run_dir, const Job& job, const std::string
     }
   }
   return Status::Ok();
+}
+
+double LastJobSeconds(const std::string& run_dir) {
+  double last_s = 0;
+  for (const char* file : {"/metrics.jsonl", "/eval.jsonl"}) {
+    auto text = ReadFile(run_dir + file);
+    if (!text.ok()) continue;
+    for (const std::string& line : Split(*text, '\n')) {
+      auto value = ParseJson(line);
+      if (!value.ok()) continue;
+      if (auto job_s = JsonRef(*value).DoubleOr("job_s", 0); job_s.ok()) last_s = std::max(last_s, *job_s);
+    }
+  }
+  return last_s;
 }
 
 }  // namespace temper::job

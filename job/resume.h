@@ -14,4 +14,8 @@ namespace temper::job {
 // which nothing reopens. kInvalidArgument says which value differs, and for steps what to do instead.
 Status CheckResume(const std::string& run_dir, const Job& job, const std::string& resolved);
 
+// The latest `job_s` of RUN/metrics.jsonl and RUN/eval.jsonl: a supervisor that was killed had worked at least so long, although
+// its state.json may be seconds older. 0 where there is none.
+double LastJobSeconds(const std::string& run_dir);
+
 }  // namespace temper::job

@@ -79,6 +79,7 @@ class RoleContext {
     if (it == state.endpoints.end()) return NotFound("state.json has no endpoint '" + name + "'");
     return it->second;
   }
+  std::optional<double> JobBeganS() const { return state.began_s == 0 ? std::nullopt : std::optional(state.began_s); }
   std::string IncarnationName(const char* role) const { return std::string(role) + "-" + std::to_string(incarnation); }
 
   // Ends the role soon; the first call counts. Any thread.
@@ -238,6 +239,7 @@ Result<int> ServeTrainer(RoleContext& context) {
   training.permute_rewards = job.trainer.permute_rewards;
   training.eval_every = job.eval.every;
   training.evaluate = job.tasks.eval.has_value();
+  training.job_began_s = context.JobBeganS();
   if (job.trainer.sft) {
     trainer::SftOptions& sft = training.sft.emplace();
     sft.tokens = job.trainer.sft->tokens;
@@ -353,6 +355,7 @@ Result<int> ServeAgents(RoleContext& context) {
   options.group_size = job.pool.G;
   options.run_dir = context.run_dir;
   options.incarnation = context.IncarnationName("agents");
+  options.job_began_s = context.JobBeganS();
   ASSIGN_OR_RETURN(options.control_fd, context.TakeFd("control"));
   options.on_fatal = context.OnFatal();
   options.on_stop = context.OnStop();

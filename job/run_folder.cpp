@@ -1,16 +1,33 @@
 #include "job/run_folder.h"
 
+#include <cctype>
+#include <string_view>
+
+#include "common/clock.h"
 #include "common/json.h"
+#include "common/lock.h"
 #include "common/process.h"
 
 namespace temper::job {
+namespace {
+
+// Who only looks whether a run is held (Held) holds it himself for an instant.
+Result<Fd> TakeLock(const std::string& path) {
+  for (int attempt = 0;; ++attempt) {
+    auto lock = LockFile(path);
+    if (lock.ok() || lock.status().code() != StatusCode::kFailedPrecondition || attempt == 5) return lock;
+    SystemClock::Get().SleepS(0.02);
+  }
+}
+
+}  // namespace
 
 std::string RunState::ToJson() const {
   JsonWriter w;
   w.BeginObject();
   w.Key("phase").String(phase).Key("incarnation").Int(incarnation).Key("pid").Int(pid).Key("sandbox_job").String(sandbox_job);
   w.Key("working_folder").String(working_folder).Key("started_wall_s").Double(started_wall_s).Key("wall_s").Double(wall_s);
-  w.Key("sampling_s").Double(sampling_s);
+  w.Key("sampling_s").Double(sampling_s).Key("began_s").Double(began_s);
   w.Key("endpoints").BeginObject();
   for (const auto& [name, address] : endpoints) w.Key(name).String(address);
   w.EndObject().Key("counters").BeginObject();
@@ -32,6 +49,7 @@ Result<RunState> RunState::FromJson(const std::string& text) {
   ASSIGN_OR_RETURN(state.started_wall_s, root.DoubleOr("started_wall_s", 0));
   ASSIGN_OR_RETURN(state.wall_s, root.DoubleOr("wall_s", 0));
   ASSIGN_OR_RETURN(state.sampling_s, root.DoubleOr("sampling_s", 0));
+  ASSIGN_OR_RETURN(state.began_s, root.DoubleOr("began_s", 0));
   if (root.Has("endpoints")) {
     ASSIGN_OR_RETURN(const JsonRef endpoints, root.Field("endpoints"));
     if (!endpoints.value().is_object()) return endpoints.Error("expected an object");
@@ -59,14 +77,14 @@ Status RunFolder::CheckFresh() const {
 
 Status RunFolder::Create() {
   RETURN_IF_ERROR(MakeDirs(path_));
-  ASSIGN_OR_RETURN(lock_, LockFile(File("lock")));
+  ASSIGN_OR_RETURN(lock_, TakeLock(File("lock")));
   for (const char* part : {"checkpoints", "logs", "attempts"}) RETURN_IF_ERROR(MakeDirs(File(part)));
   return Status::Ok();
 }
 
 Status RunFolder::Open() {
   if (!Exists(File("state.json"))) return NotFound(path_ + ": no run to resume here (no state.json)");
-  auto lock = LockFile(File("lock"));
+  auto lock = TakeLock(File("lock"));
   if (!lock.ok()) return lock.status().WithContext("the run is held by another process");
   lock_ = std::move(*lock);
   for (const char* part : {"checkpoints", "logs", "attempts"}) RETURN_IF_ERROR(MakeDirs(File(part)));
@@ -79,6 +97,20 @@ Result<RunState> RunFolder::ReadState() const {
 }
 
 Status RunFolder::WriteState(const RunState& state) const { return WriteFileAtomic(File("state.json"), state.ToJson()); }
+
+bool RunFolder::Held() const { return LockHeld(File("lock")); }
+
+std::string ResumeCommand(const std::string& run_path) {
+  const std::string path = AbsolutePath(run_path);
+  std::string quoted;
+  bool plain = true;
+  for (const char c : path) {
+    const bool sign = std::string_view("/._-+,:@%").find(c) != std::string_view::npos;
+    plain = plain && (sign || std::isalnum(static_cast<unsigned char>(c)));
+    quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  }
+  return "temper run --resume --out " + (plain ? path : "'" + quoted + "'");
+}
 
 std::string DefaultRunPath(const std::string& name, double wall_s) {
   std::string stamp;

@@ -23,6 +23,7 @@ struct RunState {
   double started_wall_s = 0;       // of the first start
   double wall_s = 0;               // over all incarnations before this one
   double sampling_s = 0;           // of which tokens were drawn
+  double began_s = 0;              // NowS() - began_s is the time of the job, breaks left out, by Clock of this boot; 0 = not known
   std::map<std::string, std::string> endpoints;  // "pool" -> "unix-abstract:…"; "agent_plane" -> "127.0.0.1:PORT"
   std::map<std::string, double> counters;        // what outlives its process (job/watcher.h, Counters)
 
@@ -45,11 +46,17 @@ class RunFolder {
 
   Result<RunState> ReadState() const;
   Status WriteState(const RunState& state) const;
+  // Whether a process holds the lock, that is, supervises the run or is about to. Takes nothing.
+  bool Held() const;
 
  private:
   const std::string path_;
   Fd lock_;
 };
+
+// What to type to go on with a run that has not done all its steps: "temper run --resume --out RUN", its path absolute and
+// quoted where a shell needs it.
+std::string ResumeCommand(const std::string& run_path);
 
 // "runs/NAME-20260102-030405" (UTC).
 std::string DefaultRunPath(const std::string& name, double wall_s);

@@ -86,7 +86,7 @@ struct StepReport {
   AdamW::Report optimizer;
   std::string skipped;  // why no optimizer step was taken; empty when one was
   bool again = false;
-  double wait_s = 0, forward_s = 0, backward_s = 0, optimizer_s = 0, publish_s = 0, checkpoint_s = 0, wall_s = 0;
+  double wait_s = 0, forward_s = 0, backward_s = 0, optimizer_s = 0, publish_s = 0, checkpoint_s = 0, wall_s = 0, job_s = 0;
 };
 
 // Without the mean, which stands elsewhere.
@@ -129,7 +129,7 @@ std::string MetricsLine(const StepReport& r, double clip_norm) {
   w.Key("ess").Double(r.loss_metrics.ess).Key("again").Bool(r.again);
   w.Key("wait_s").Double(r.wait_s).Key("forward_s").Double(r.forward_s).Key("backward_s").Double(r.backward_s);
   w.Key("optimizer_s").Double(r.optimizer_s).Key("publish_s").Double(r.publish_s).Key("checkpoint_s").Double(r.checkpoint_s);
-  w.Key("wall_s").Double(r.wall_s).EndObject();
+  w.Key("wall_s").Double(r.wall_s).Key("job_s").Double(r.job_s).EndObject();
   return w.Take() + "\n";
 }
 
@@ -159,6 +159,7 @@ class Loop {
  private:
   bool stopped() const { return doors_.stopped.load(std::memory_order_relaxed); }
   double Now() const { return doors_.clock.NowS(); }
+  void Enter(Phase phase) { doors_.metrics["phase"].Set(static_cast<double>(phase)); }
 
   // Repeats a call while the part it goes to is away (it may be restarting), for a bounded time.
   Status Patiently(const std::string& what, const std::function<Status()>& call) {
@@ -209,6 +210,7 @@ class Loop {
         doors_.metrics["sft_loss"].Set(r.last_loss);
         doors_.metrics["sft_tokens_per_s"].Set(r.wall_s > 0 ? static_cast<double>(r.tokens) / r.wall_s : 0);
       };
+      Enter(Phase::kWarmUp);
       ASSIGN_OR_RETURN(const SftReport sft,
                        RunSft(doors_.engine, options_.profile, *options_.sft, doors_.sft_source, state_.params,
                               options_.run_dir + "/sft.jsonl", [&] { return stopped(); }, progress));
@@ -300,6 +302,7 @@ class Loop {
   // The pool is paused already. After the last step it stays so: nothing more is to be sampled.
   Status Evaluate() {
     const int64_t version = state_.step, number = EvaluationNumber(version);
+    Enter(Phase::kEvaluating);
     Evaluation evaluation;
     RETURN_IF_ERROR(Patiently(fmt::format("evaluation {} at version {}", number, version), [&]() -> Status {
       Result<Evaluation> result = doors_.evaluator(number, version);
@@ -409,7 +412,9 @@ class Loop {
       const double now = Now();
       return now - std::exchange(mark, now);
     };
+    Enter(Phase::kCollecting);
     ASSIGN_OR_RETURN(const datapool::LeaseReply lease, Lease());
+    Enter(Phase::kTraining);
     report.again = lease.again;
     report.wait_s = lap();
 
@@ -503,6 +508,7 @@ class Loop {
     report.publish_s = lap();
     report.checkpoint_s = std::exchange(checkpoint_s_, 0);
     report.wall_s = Now() - start_s_;
+    report.job_s = Now() - options_.job_began_s.value_or(start_s_);
     // Before the checkpoint: a line too many is cut on resume, one too few would be missing for good.
     RETURN_IF_ERROR(AppendFile(MetricsPath(options_.run_dir), MetricsLine(report, options_.optimizer.clip_norm)));
     Show(report);
@@ -519,8 +525,10 @@ class Loop {
   }
 
   Status Prove(const Batch& batch, const LossResult& loss, const BatchOptions& layout) {
+    Enter(Phase::kProving);
     ASSIGN_OR_RETURN(const TreeProof proof, ProveTree(pass_, weights_, batch.groups, loss.coef, layout, kProofTokens));
     proved_ = true;
+    Enter(Phase::kTraining);
     const std::string text =
         fmt::format("{} sampled tokens, {} tokens as rows, {} as a tree: {} logprobs differ, gradient error {:.2e} (at most {:.0e})",
                     proof.tokens, proof.logical_tokens, proof.tree_tokens, proof.different_logprobs, proof.gradient_error, proof.tolerance);

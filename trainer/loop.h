@@ -53,7 +53,11 @@ struct TrainerOptions {
   std::optional<SftOptions> sft;
   int64_t eval_every = 0;        // evaluations at version 0, each multiple, and the last; 0 = only the first and the last
   bool evaluate = true;          // false: none at all
+  std::optional<double> job_began_s;  // the clock's reading that `job_s` of metrics.jsonl counts from; absent = the loop's start
 };
+
+// What the trainer is at: its metric `phase`.
+enum class Phase { kStarting, kWarmUp, kEvaluating, kCollecting, kProving, kTraining };
 
 // Where new weights go: weightsync's Publisher in a job.
 class WeightSink {

@@ -131,12 +131,14 @@ TEST(EvaluationReport, SurvivesItsFile) {
   report.rewards = {1, std::nullopt, 0.5};
   report.tokens_sampled = 77;
   report.wall_s = 1.25;
+  report.job_s = 91.5;
   Result<EvaluationReport> back = ReportFromJson(ReportToJson(report));
   ASSERT_TRUE(back.ok()) << back.status().ToString();
   EXPECT_EQ(ReportToJson(*back).find("\"pass_rate\":0.66666666666666663"), ReportToJson(report).find("\"pass_rate\":0.66666666666666663"));
   EXPECT_EQ(back->families["find"].passed, 1);
   EXPECT_EQ(back->pass_rate, report.pass_rate);
   EXPECT_EQ(back->rewards, report.rewards);
+  EXPECT_EQ(back->job_s, 91.5);
 }
 
 // What could go wrong: a line of eval.jsonl that was half written crashes the resume.

@@ -237,10 +237,62 @@ TEST_F(Curves, ARunFolder) {
   EXPECT_EQ(curve.points[2].wall_s, 58);
   EXPECT_FALSE(curve.points[2].sample_tokens_per_s);
   ASSERT_EQ(curve.evaluations.size(), 2u);
-  EXPECT_EQ(curve.evaluations[0].wall_s, 0);
+  EXPECT_EQ(curve.evaluations[0].wall_s, 37) << "not before the trainer waited for its first step";
   EXPECT_EQ(curve.evaluations[1].value, 0.75);
   EXPECT_EQ(curve.evaluations[1].wall_s, 58);
   EXPECT_EQ(curve.staleness_bound, 3);
+}
+
+// The evaluation behind a long warm-up stood at 0 s, and a resumed run's curve ended before the run did.
+TEST_F(Curves, MarksStandAtTheTimeOfTheJob) {
+  Write("sft.jsonl", R"({"step":1,"wall_s":30})"
+                     "\n"
+                     R"({"step":2,"wall_s":60})"
+                     "\n");
+  // Two starts, each with a trainer of its own; the second began after 100 s of the job.
+  Write("metrics.jsonl", R"({"step":1,"reward_mean":0.5,"wall_s":90,"job_s":91,"wait_s":5})"
+                         "\n"
+                         R"({"step":2,"reward_mean":0.5,"wall_s":8,"job_s":108.5,"tokens_trained":90})"
+                         "\n"
+                         R"({"step":3,"reward_mean":0.5,"wall_s":18,"job_s":118.5,"tokens_trained":90})"
+                         "\n");
+  Write("eval.jsonl", R"({"version":0,"pass_rate":0.25,"wall_s":15,"job_s":77})"
+                      "\n"
+                      R"({"version":3,"pass_rate":0.75,"wall_s":12,"job_s":131})"
+                      "\n");
+  Curve curve = ReadCurve(folder_).value();
+  ASSERT_EQ(curve.points.size(), 3u);
+  EXPECT_EQ(curve.points[0].wall_s, 91);
+  EXPECT_EQ(curve.points[1].wall_s, 108.5);
+  EXPECT_EQ(curve.points[2].wall_s, 118.5);
+  EXPECT_FALSE(curve.points[1].sample_tokens_per_s);
+  EXPECT_EQ(curve.points[2].sample_tokens_per_s, 9);
+  ASSERT_EQ(curve.evaluations.size(), 2u);
+  EXPECT_EQ(curve.evaluations[0].wall_s, 77);
+  EXPECT_EQ(curve.evaluations[1].wall_s, 131);
+
+  // Recorded before there was a time of the job: behind the warm-up, behind the step.
+  Write("metrics.jsonl", R"({"step":1,"reward_mean":0.5,"wall_s":90,"wait_s":5})"
+                         "\n"
+                         R"({"step":2,"reward_mean":0.5,"wall_s":98})"
+                         "\n");
+  Write("eval.jsonl", R"({"version":0,"pass_rate":0.25,"wall_s":15})"
+                      "\n"
+                      R"({"version":2,"pass_rate":0.75,"wall_s":12})"
+                      "\n");
+  curve = ReadCurve(folder_).value();
+  EXPECT_EQ(curve.points[1].wall_s, 98);
+  ASSERT_EQ(curve.evaluations.size(), 2u);
+  EXPECT_EQ(curve.evaluations[0].wall_s, 75);
+  EXPECT_EQ(curve.evaluations[1].wall_s, 110);
+  // Such a run that goes on now: later steps know their time.
+  Write("metrics.jsonl", R"({"step":1,"reward_mean":0.5,"wall_s":90})"
+                         "\n"
+                         R"({"step":2,"reward_mean":0.5,"wall_s":8,"job_s":120})"
+                         "\n");
+  curve = ReadCurve(folder_).value();
+  EXPECT_EQ(curve.points[0].wall_s, 90);
+  EXPECT_EQ(curve.points[1].wall_s, 120);
 }
 
 // Another system's numbers could be drawn although they are not what they are taken for.

@@ -76,5 +76,14 @@ TEST_F(ResumeTest, NotWhenAllStepsAreDone) {
   EXPECT_NE(Refusal({"trainer.steps=11"}).find("checkpoints/10"), std::string::npos);
 }
 
+// After kill -9 the time of the job went back to the last state, behind steps that are in the file.
+TEST_F(ResumeTest, TheJobsTimeIsNotBehindItsLastLine) {
+  EXPECT_EQ(LastJobSeconds(run_), 0);
+  ASSERT_TRUE(WriteFile(run_ + "/metrics.jsonl", "{\"step\":1,\"wall_s\":99}\n{\"step\":2,\"job_s\":12.5}\n{\"step\":3,\"jo").ok());
+  EXPECT_EQ(LastJobSeconds(run_), 12.5);
+  ASSERT_TRUE(WriteFile(run_ + "/eval.jsonl", "{\"version\":2,\"job_s\":14}\n").ok());
+  EXPECT_EQ(LastJobSeconds(run_), 14);
+}
+
 }  // namespace
 }  // namespace temper::job

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <thread>
+
 #include "tests/fuzz/mutate.h"
 
 namespace temper::job {
@@ -37,6 +40,39 @@ TEST_F(RunFolderTest, IsHeldByOne) {
   EXPECT_EQ(second.Open().code(), StatusCode::kFailedPrecondition);
 }
 
+// Whoever looked whether a run is held could be taken for its supervisor, or could say that a run is dead that is not.
+TEST_F(RunFolderTest, LookingAtTheLockTakesNothing) {
+  RunFolder run(dir_ + "/r");
+  EXPECT_FALSE(run.Held());
+  {
+    RunFolder supervisor(dir_ + "/r");
+    ASSERT_TRUE(supervisor.Create().ok());
+    ASSERT_TRUE(supervisor.WriteState({}).ok());
+    EXPECT_TRUE(run.Held());
+    EXPECT_TRUE(run.Held());
+  }
+  EXPECT_FALSE(run.Held());
+  // Looked at all the time, it can still be taken.
+  std::atomic<bool> done{false};
+  std::thread looking([&] {
+    while (!done) (void)run.Held();
+  });
+  for (int i = 0; i < 200; ++i) {
+    RunFolder supervisor(dir_ + "/r");
+    const Status opened = supervisor.Open();
+    EXPECT_TRUE(opened.ok()) << opened.ToString();
+  }
+  done = true;
+  looking.join();
+}
+
+// A command that is shown to be typed must be one that a shell reads back.
+TEST(ResumeCommand, IsReadyToBeTyped) {
+  EXPECT_EQ(ResumeCommand("/runs/a-1_b"), "temper run --resume --out /runs/a-1_b");
+  EXPECT_EQ(ResumeCommand("/my runs/it's"), "temper run --resume --out '/my runs/it'\\''s'");
+  EXPECT_EQ(ResumeCommand("runs/x"), "temper run --resume --out " + AbsolutePath("runs/x"));
+}
+
 // A state that does not come back as written breaks resume.
 TEST_F(RunFolderTest, StateRoundTrips) {
   RunFolder run(dir_ + "/r");
@@ -46,6 +82,7 @@ TEST_F(RunFolderTest, StateRoundTrips) {
   state.incarnation = 3;
   state.wall_s = 1.25;
   state.sampling_s = 0.75;
+  state.began_s = -3.5;
   state.endpoints = {{"pool", "unix-abstract:x"}};
   state.counters = {{"gateway.tokens_sampled", 12345}};
   ASSERT_TRUE(run.WriteState(state).ok());
@@ -53,6 +90,7 @@ TEST_F(RunFolderTest, StateRoundTrips) {
   ASSERT_TRUE(back.ok()) << back.status().ToString();
   EXPECT_EQ(back->ToJson(), state.ToJson());
   EXPECT_EQ(back->sampling_s, 0.75);
+  EXPECT_EQ(back->began_s, -3.5);
   EXPECT_FALSE(RunState::FromJson("{}").ok());
   EXPECT_FALSE(RunState::FromJson("{\"incarnation\":1,\"endpoints\":3}").ok());
   EXPECT_EQ(DefaultRunPath("a", 0), "runs/a-19700101-000000");

@@ -10,6 +10,7 @@
 #include <limits>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <thread>
 
@@ -64,6 +65,8 @@ using Store = std::map<int64_t, std::vector<datapool::LeasedGroup>>;
 
 class ScriptedPool final : public datapool::DataPool {
  public:
+  std::function<void(const char*)> seen;  // called by each lease and update
+
   ScriptedPool(engine::Engine& engine, Sink& sink, Store& store) : pass_(engine), sink_(sink), store_(store) {}
 
   Result<int64_t> AttachAgents(const std::string&) override { return Unimplemented(""); }
@@ -76,6 +79,7 @@ class ScriptedPool final : public datapool::DataPool {
   }
   Result<datapool::LeaseReply> Lease(const std::string&, int64_t batch, uint32_t) override {
     if (away-- > 0) return Unavailable("the pool restarts");
+    if (seen) seen("lease");
     EXPECT_FALSE(paused) << "nothing would ever be admitted";
     datapool::LeaseReply reply;
     reply.closed = batch == stop_at;
@@ -89,6 +93,7 @@ class ScriptedPool final : public datapool::DataPool {
   }
   Status Update(const std::string&, int64_t batch) override {
     if (away-- > 0) return Unavailable("the pool restarts");
+    if (seen) seen("update");
     EXPECT_EQ(sink_.published.back(), batch + 1) << "slots were freed before the weights were served";
     updates.push_back(batch);
     if (paused) paused_updates.push_back(batch);
@@ -915,6 +920,44 @@ TEST(Loop, TheProbeChecksAndChangesNothing) {
     runs.push_back(run);
   }
   EXPECT_EQ(Bytes(runs[0] + "/checkpoints/6/model.safetensors"), Bytes(runs[1] + "/checkpoints/6/model.safetensors"));
+}
+
+// Whoever watches a job is told what the trainer is at; and when a step was done, by the clock of the job and not of the process.
+TEST(Loop, SaysWhatItIsAtAndWhen) {
+  World world(kBf16);
+  TrainerOptions options = Options(Scratch("phases"), kBf16);
+  options.steps = 2;
+  options.evaluate = true;
+  options.sft.emplace().tokens = 8;
+  options.sft->batch_tokens = 8;  // one row
+  options.job_began_s = SystemClock::Get().NowS() - 1000;
+  std::vector<std::string> seen;
+  auto see = [&](const char* what) {
+    const double phase = world.metrics.Snapshot()["phase"];
+    for (const auto& [value, name] : {std::pair{Phase::kWarmUp, "warm-up"}, {Phase::kEvaluating, "evaluating"},
+                                      {Phase::kCollecting, "collecting"}, {Phase::kTraining, "training"}}) {
+      if (phase == static_cast<double>(value)) seen.push_back(std::string(what) + " " + name);
+    }
+  };
+  world.pool.seen = see;
+  auto evaluator = [&](int64_t, int64_t) -> Result<Evaluation> {
+    see("evaluation");
+    return Evaluation{};
+  };
+  const Status status = world.Run(options, evaluator, [&](int64_t) -> Result<SftRow> {
+    see("row");
+    return SftRow{{1, 2, 3, 4, 5, 6, 7, 8}, {0, 1, 1, 1, 1, 1, 1, 1}};
+  });
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(seen, (std::vector<std::string>{"row warm-up", "evaluation evaluating", "lease collecting", "update training",
+                                            "lease collecting", "update training", "evaluation evaluating"}));
+  const std::vector<json::value> lines = Lines(options.run_dir + "/metrics.jsonl");
+  ASSERT_EQ(lines.size(), 2u);
+  for (const json::value& line : lines) {
+    const double later_s = *JsonRef(line).DoubleOr("job_s", 0) - *JsonRef(line).DoubleOr("wall_s", 0);
+    EXPECT_GE(later_s, 1000);
+    EXPECT_LT(later_s, 1100);
+  }
 }
 
 // A part that restarts could end the job, or one that is stopped be waited for.
