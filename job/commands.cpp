@@ -21,7 +21,6 @@
 #include "common/process.h"
 #include "common/rpc.h"
 #include "common/strings.h"
-#include "datapool/types.h"
 #include "engine/engine.h"
 #include "job/curves.h"
 #include "job/doctor.h"
@@ -36,7 +35,7 @@
 #include "job/run_folder.h"
 #include "job/summary.h"
 #include "job/supervisor.h"
-#include "job/watcher.h"
+#include "job/top.h"
 #include "sandbox/janitor.h"
 #include "sandbox/needs.h"
 
@@ -172,6 +171,11 @@ Result<std::vector<RoleSpec>> OpenRoles(const Job& job, const sandbox::Janitor& 
   return roles;
 }
 
+// The last lines of a run.
+std::string WhereToGoOn(const JobEnd& end, const std::string& run_path) {
+  return "run: " + run_path + "\n" + (end.exit_code == 0 ? "" : "to go on: " + ResumeCommand(run_path) + "\n");
+}
+
 int Run(int argc, char** argv) {
   auto arguments = ParseRunArguments(argc, argv);
   if (!arguments.ok()) return Complain("run", arguments.status().message(), 2);
@@ -222,6 +226,7 @@ int Run(int argc, char** argv) {
     auto read = run.ReadState();  // again, now that nobody else can write it
     if (!read.ok()) return Complain("run", read.status().message(), 2);
     state = *read;
+    state.wall_s = std::max(state.wall_s, LastJobSeconds(run.path()));
     if (state.phase == "done") {
       std::printf("%s: done already\n", run.path().c_str());
       return 0;
@@ -292,7 +297,8 @@ int Run(int argc, char** argv) {
   }
   const auto change = ReadEvalChange(run.path(), job.seed);
   const std::string gain = change ? PrintEvalChange(*change) + "\n" : "";
-  std::fprintf(end.exit_code == 0 ? stdout : stderr, "%s: %s\n%s%s", end.phase.c_str(), end.reason.c_str(), gain.c_str(), summary.c_str());
+  std::fprintf(end.exit_code == 0 ? stdout : stderr, "%s: %s\n%s%s%s", end.phase.c_str(), end.reason.c_str(), gain.c_str(),
+               summary.c_str(), WhereToGoOn(end, run.path()).c_str());
   return end.exit_code;
 }
 
@@ -438,51 +444,6 @@ int PoolExport(int argc, char** argv) {
     std::fputc('\n', stdout);
   });
   return s.ok() ? 0 : Complain("pool export", s.message(), 1);
-}
-
-volatile sig_atomic_t top_interrupted = 0;
-
-// The panel of a run that somebody else supervises, until the run ends or Ctrl-C.
-int Top(int argc, char** argv) {
-  if (argc != 2 || argv[1][0] == '-') {
-    std::fputs("usage: temper top RUN\nThe live view of a running job; one panel and out when not on a terminal.\n", argc == 2 ? stdout : stderr);
-    return argc == 2 ? 0 : 2;
-  }
-  RunFolder run(argv[1]);
-  if (!Exists(run.File("state.json"))) return Complain("top", run.path() + ": no run (there is no state.json)", 2);
-  auto state = run.ReadState();
-  if (!state.ok()) return Complain("top", state.status().message(), 2);
-  auto loaded = LoadJob(run.File("job.yaml"), {});
-  if (!loaded.ok()) return Complain("top", loaded.status().message(), 2);
-  WatcherOptions options;
-  options.run_dir = run.path();
-  options.name = loaded->job.name;
-  options.steps = loaded->job.trainer.steps;
-  const datapool::PoolPlan pool = datapool::Plan(loaded->job.pool);
-  options.staleness_bound = pool.bound;
-  options.window = pool.window.at(0);
-  options.slots = pool.slots.at(0);
-  options.warm_up_tokens = loaded->job.trainer.sft ? loaded->job.trainer.sft->tokens : 0;
-  options.counters = state->counters;
-  options.elapsed_before_s = state->wall_s;
-  for (const auto& [name, address] : state->endpoints) {
-    if (name != "agent_plane") options.addresses[name] = address;
-  }
-  const bool terminal = isatty(STDOUT_FILENO);
-  signal(SIGINT, [](int) { top_interrupted = 1; });
-  SystemClock& clock = SystemClock::Get();
-  Watcher watcher(std::move(options), clock);
-  PanelPrinter printer(terminal);
-  if (terminal && state->phase == "running") watcher.Start();
-  else if (state->phase == "running") watcher.PollNow();
-  for (;;) {
-    watcher.Refresh();
-    if (state->phase != "running") watcher.view().phase = state->phase;
-    printer.Draw(watcher.view());
-    if (!terminal || state->phase != "running" || top_interrupted) return 0;
-    clock.SleepS(0.5);
-    if (auto now = run.ReadState(); now.ok()) state = std::move(now);
-  }
 }
 
 }  // namespace

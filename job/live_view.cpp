@@ -34,7 +34,7 @@ std::string Failures(const ViewState& view) {
     const double count = Value(view.outcomes, outcome);
     if (count > 0) text += fmt::format("{}{} {:.0f}", text.empty() ? "" : ", ", outcome, count);
   }
-  if (Value(view.pool, "tombstoned") > 0) text += fmt::format("{}{:.0f} groups buried", text.empty() ? "" : ", ", Value(view.pool, "tombstoned"));
+  if (view.buried > 0) text += fmt::format("{}{:.0f} groups buried", text.empty() ? "" : ", ", view.buried);
   if (view.restarts > 0) text += fmt::format("{}{} restarted", text.empty() ? "" : ", ", view.restarts);
   return text.empty() ? "none" : text;
 }
@@ -64,6 +64,12 @@ std::string WhyItWaits(const ViewState& view) {
   return text;
 }
 
+std::string Rate(std::optional<double> tokens_per_s) { return tokens_per_s ? fmt::format("{:.0f}", *tokens_per_s) : "-"; }
+
+std::string WarmUp(const ViewState& view) {
+  return fmt::format("{:.0f} of {:.0f} tokens, loss {:.3f}", view.warm_up_tokens, view.warm_up_tokens_all, view.warm_up_loss);
+}
+
 std::string Bound(const ViewState& view) {
   return view.staleness_bound ? fmt::format("/{}", *view.staleness_bound) : "";
 }
@@ -89,7 +95,7 @@ std::vector<std::string> RenderPanel(const ViewState& view, size_t width) {
   add(fmt::format("{}  {}  {}", view.name, view.phase, Duration(view.elapsed_s)));
   if (view.history.empty()) {
     if (view.warm_up_tokens_all > 0) {
-      add(fmt::format("warm-up   {:.0f} of {:.0f} tokens, loss {:.3f}", view.warm_up_tokens, view.warm_up_tokens_all, view.warm_up_loss));
+      add("warm-up   " + WarmUp(view));
     }
   } else {
     std::vector<double> rewards;
@@ -97,28 +103,61 @@ std::vector<std::string> RenderPanel(const ViewState& view, size_t width) {
     const StepView& last = view.history.back();
     add(fmt::format("step      {} of {}", last.step, view.steps));
     add(fmt::format("reward    {:.3f}  {}", last.reward, Sparkline(rewards, width > 40 ? width - 30 : 10)));
-    add(fmt::format("speed     sampling {:.0f} tokens/s, training {:.0f} tokens/s, trainer waited {:.1f} s", view.sample_tokens_per_s,
-                    last.train_tokens_per_s, last.wait_s));
+    add(fmt::format("speed     sampling {} tokens/s{}, training {:.0f} tokens/s, trainer waited {:.1f} s",
+                    Rate(view.sample_tokens_per_s), view.sample_is_mean ? " (mean since the first token)" : "", last.train_tokens_per_s,
+                    last.wait_s));
     add(fmt::format("staleness {}{} updates", last.staleness, Bound(view)));
   }
-  add(fmt::format("slots     {:.0f} of {} in flight, {:.0f} rollouts running", Value(view.pool, "in_flight"), view.slots, Value(view.pool, "running")));
-  add(fmt::format("window    W = {}{}", view.window ? std::to_string(*view.window) : "none", Positions(view)));
-  if (const std::string why = WhyItWaits(view); !why.empty()) add("          " + why);
+  if (!view.ended) {
+    add(fmt::format("slots     {:.0f} of {} in flight, {:.0f} rollouts running", Value(view.pool, "in_flight"), view.slots,
+                    Value(view.pool, "running")));
+    add(fmt::format("window    W = {}{}", view.window ? std::to_string(*view.window) : "none", Positions(view)));
+    if (const std::string why = WhyItWaits(view); !why.empty()) add("          " + why);
+  }
   add("failures  " + Failures(view));
-  if (!view.evaluations.empty() || view.eval_tasks > view.eval_done) {
+  const bool judging = !view.ended && view.eval_tasks > view.eval_done;
+  if (!view.evaluations.empty() || judging) {
     std::string text;
     for (const auto& [version, rate] : view.evaluations) text += fmt::format("{}v{} {:.3f}", text.empty() ? "" : "  ", version, rate);
-    if (view.eval_tasks > view.eval_done) text += fmt::format("{}{:.0f} of {:.0f} judged", text.empty() ? "" : "  ", view.eval_done, view.eval_tasks);
+    if (judging) text += fmt::format("{}{:.0f} of {:.0f} judged", text.empty() ? "" : "  ", view.eval_done, view.eval_tasks);
     add("held out  " + text);
   }
   for (size_t i = view.notes.size() > 4 ? view.notes.size() - 4 : 0; i < view.notes.size(); ++i) add("  " + view.notes[i]);
   return lines;
 }
 
+std::string RenderProgress(const ViewState& view) {
+  const int64_t next = (view.history.empty() ? 0 : view.history.back().step) + 1;
+  std::string text = view.phase;
+  if (view.phase == "warm-up") text += fmt::format(": step {:.0f}, {}", view.warm_up_steps, WarmUp(view));
+  if (view.phase == "evaluating" && view.eval_tasks > view.eval_done) {
+    text += fmt::format(": {:.0f} of {:.0f} tasks judged", view.eval_done, view.eval_tasks);
+  }
+  if (view.phase == "collecting") {
+    text += fmt::format(": {:.0f} rollouts ended {} (a step takes {}), {:.0f} running", view.rollouts_since_step,
+                        next == 1 ? "so far" : fmt::format("since step {}", next - 1), view.rollouts_per_step,
+                        Value(view.pool, "running"));
+  }
+  if (view.phase == "proving") text += fmt::format(": tree = rows on the batch of step {}", next);
+  if (view.phase == "training") text += fmt::format(": step {} of {}", next, view.steps);
+  return fmt::format("{} ({})", text, Duration(view.elapsed_s));
+}
+
+bool Progress::Due(const ViewState& view, double now_s) {
+  // Each step has its own line: what it is made of changes too often to be said.
+  const bool stepping = view.phase == "collecting" || view.phase == "training";
+  const std::string phase = stepping && !view.history.empty() ? "steps" : view.phase;
+  const bool changed = phase != phase_ && phase != "steps" && !view.phase.empty();
+  phase_ = phase;
+  if (!changed && now_s - said_s_ < kSilenceS) return false;
+  said_s_ = now_s;
+  return true;
+}
+
 std::string RenderStep(const ViewState& view, const StepView& step) {
-  return fmt::format("step {}/{} reward {:.3f} staleness {}{} sampling {:.0f} tok/s training {:.0f} tok/s waited {:.1f} s failures {} ({})", step.step,
-                     view.steps, step.reward, step.staleness, Bound(view), view.sample_tokens_per_s, step.train_tokens_per_s, step.wait_s,
-                     Failures(view), Duration(view.elapsed_s));
+  return fmt::format("step {}/{} reward {:.3f} staleness {}{} sampling {} tok/s training {:.0f} tok/s waited {:.1f} s failures {} ({})",
+                     step.step, view.steps, step.reward, step.staleness, Bound(view), Rate(step.sample_tokens_per_s),
+                     step.train_tokens_per_s, step.wait_s, Failures(view), Duration(view.elapsed_s));
 }
 
 }  // namespace temper::job

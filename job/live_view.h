@@ -16,21 +16,29 @@ struct StepView {
   int64_t staleness = 0;
   double train_tokens_per_s = 0;
   double wait_s = 0;
+  // Tokens drawn since the step before, or since the first token, by the time since; over two seconds at least.
+  std::optional<double> sample_tokens_per_s = std::nullopt;
 };
 
 struct ViewState {
   std::string name;
-  std::string phase;  // "starting", "warm-up", "training", "evaluating", "stopping"
+  // "starting", "warm-up", "evaluating", "collecting", "proving", "training", "stopping"; of an ended run how it ended
+  std::string phase;
+  bool ended = false;  // nobody works on it any more
   double elapsed_s = 0;
   int64_t steps = 0;  // of the whole job
   std::vector<StepView> history;
-  double warm_up_tokens = 0, warm_up_tokens_all = 0, warm_up_loss = 0;
-  double sample_tokens_per_s = 0;
+  double warm_up_steps = 0, warm_up_tokens = 0, warm_up_tokens_all = 0, warm_up_loss = 0;
+  std::optional<double> sample_tokens_per_s;  // over the last seconds; absent until there were two looks
+  bool sample_is_mean = false;                // it is the mean since the job's first token instead
   std::optional<int64_t> staleness_bound;
   int64_t slots = 0;              // B
   std::optional<int64_t> window;  // W
   std::map<std::string, double> pool;      // metrics of the pool role
-  std::map<std::string, double> outcomes;  // attempts by outcome
+  std::map<std::string, double> outcomes;  // attempts by outcome, of the whole run
+  double buried = 0;                       // groups that ended without being trained on, of the whole run
+  int64_t rollouts_per_step = 0;
+  double rollouts_since_step = 0;  // that came to their end
   double attempts_running = 0, eval_done = 0, eval_tasks = 0;
   std::vector<std::pair<int64_t, double>> evaluations;  // version, pass rate
   int64_t restarts = 0;
@@ -42,6 +50,22 @@ std::string Sparkline(const std::vector<double>& values, size_t width);
 
 // The panel: lines without line ends, each at most `width` columns.
 std::vector<std::string> RenderPanel(const ViewState& view, size_t width);
+
+// Where the job stands between two steps, in one plain line: "evaluating: 37 of 200 tasks judged (2:10)".
+std::string RenderProgress(const ViewState& view);
+
+// Says when such a line is due where there is no panel: at each change of the phase (between the steps of the training itself
+// only before the first), and when nothing was said for 30 s.
+class Progress {
+ public:
+  static constexpr double kSilenceS = 30;
+  bool Due(const ViewState& view, double now_s);  // counts as said when true
+  void Said(double now_s) { said_s_ = now_s; }    // some other line
+
+ private:
+  std::string phase_;
+  double said_s_ = 0;
+};
 
 // The plain line of one step.
 std::string RenderStep(const ViewState& view, const StepView& step);

@@ -15,7 +15,7 @@ namespace {
 Result<Fd> TakeLock(const std::string& path) {
   for (int attempt = 0;; ++attempt) {
     auto lock = LockFile(path);
-    if (lock.ok() || lock.status().code() != StatusCode::kFailedPrecondition || attempt == 5) return lock;
+    if (lock.ok() || lock.status().code() != StatusCode::kFailedPrecondition || attempt == 25) return lock;
     SystemClock::Get().SleepS(0.02);
   }
 }

@@ -26,7 +26,6 @@ constexpr double kDeathWindowS = 60;
 constexpr double kViewEveryS = 0.5;
 constexpr double kStateEveryS = 10;
 constexpr double kOrderlyStopS = 3;      // for one group of roles
-constexpr char kRestarts[] = "supervisor.restarts";  // among the run's counters
 
 sigset_t SupervisorSignals() {
   sigset_t set;
@@ -78,6 +77,7 @@ struct Supervisor::Impl {
   Fd signals;
   Watcher watcher;
   PanelPrinter printer;
+  Progress progress;
   double started_s = 0, state_written_s = 0;
   int64_t restarts = 0;  // over the run's life, like every counter
   double stop_asked_s = -1;
@@ -87,7 +87,7 @@ struct Supervisor::Impl {
   Impl(const Job& j, const Plan& p, RunFolder& r, RunState s, sandbox::Janitor& jan, std::vector<RoleSpec> specs, bool pan)
       : job(j), plan(p), run(r), state(std::move(s)), janitor(jan), panel(pan), watcher(WatchOptions(j, p, r, state, specs), clock) {
     for (RoleSpec& spec : specs) children.push_back({std::move(spec), -1, 0, 0, {}});
-    if (auto it = state.counters.find(kRestarts); it != state.counters.end()) restarts = static_cast<int64_t>(it->second);
+    if (auto it = state.counters.find(kRestartsCounter); it != state.counters.end()) restarts = static_cast<int64_t>(it->second);
   }
 
   static WatcherOptions WatchOptions(const Job& job, const Plan& plan, const RunFolder& run, const RunState& state, const std::vector<RoleSpec>& specs) {
@@ -98,6 +98,7 @@ struct Supervisor::Impl {
     options.staleness_bound = plan.bound;
     options.window = plan.window;
     options.slots = plan.slots;
+    options.rollouts_per_step = job.pool.P * job.pool.G;
     options.warm_up_tokens = job.trainer.sft ? job.trainer.sft->tokens : 0;
     options.elapsed_before_s = state.wall_s;
     options.sampling_before_s = state.sampling_s;
@@ -115,7 +116,8 @@ struct Supervisor::Impl {
     if (!panel) Line(text);
     log::Info(text);
   }
-  static void Line(const std::string& text) {
+  void Line(const std::string& text) {
+    progress.Said(clock.NowS());
     std::fprintf(stdout, "%s\n", text.c_str());
     std::fflush(stdout);
   }
@@ -204,6 +206,7 @@ struct Supervisor::Impl {
     } else {
       for (const StepView& step : news.steps) Line(RenderStep(watcher.view(), step));
       for (const auto& [version, rate] : news.evaluations) Line(fmt::format("held-out pass rate {:.3f} at version {}", rate, version));
+      if (!end && progress.Due(watcher.view(), clock.NowS())) Line(RenderProgress(watcher.view()));
     }
     if (clock.NowS() - state_written_s > kStateEveryS) WriteState("running");
   }
@@ -213,7 +216,7 @@ struct Supervisor::Impl {
     RunState now = state;
     now.phase = phase;
     now.counters = watcher.Counters();
-    now.counters[kRestarts] = static_cast<double>(restarts);
+    now.counters[kRestartsCounter] = static_cast<double>(restarts);
     now.wall_s = state.wall_s + clock.NowS() - started_s;
     now.sampling_s = watcher.SamplingS();
     if (Status s = run.WriteState(now); !s.ok()) log::Error("state not written", {{"error", s.ToString()}});
@@ -286,6 +289,7 @@ struct Supervisor::Impl {
 
   JobEnd Run() {
     started_s = clock.NowS();
+    state.began_s = started_s - state.wall_s;
     const sigset_t set = SupervisorSignals();
     signals = Fd(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
     TEMPER_CHECK(signals.valid());

@@ -4,6 +4,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdio>
 #include <mutex>
@@ -12,16 +13,30 @@
 #include "common/file.h"
 #include "common/json.h"
 #include "common/rpc.h"
+#include "trainer/loop.h"
 
 namespace temper::job {
 namespace {
 
 constexpr double kPollS = 0.5;
-constexpr double kAnswerS = 0.3;
+constexpr double kAnswerS = 0.3;  // for one role, round and round
 constexpr double kRateWindowS = 10;
+constexpr double kStepWindowS = 2;  // at least, of a step's rate: batches that wait in a row are trained in less than a look
 // Sums that must survive the process that counts them.
 constexpr char kCpuPath[] = "cpu_path.";
 constexpr const char* kCounters[] = {"gateway.tokens_sampled", "gateway.tokens_sampled_eval"};
+
+const char* PhaseName(double phase) {
+  switch (static_cast<trainer::Phase>(static_cast<int>(phase))) {
+    case trainer::Phase::kStarting: return "starting";
+    case trainer::Phase::kWarmUp: return "warm-up";
+    case trainer::Phase::kEvaluating: return "evaluating";
+    case trainer::Phase::kCollecting: return "collecting";
+    case trainer::Phase::kProving: return "proving";
+    case trainer::Phase::kTraining: return "training";
+  }
+  return "";
+}
 
 double NumberOr(const json::value& value, std::string_view key, double fallback) {
   auto number = JsonRef(value).DoubleOr(key, fallback);
@@ -33,7 +48,11 @@ double NumberOr(const json::value& value, std::string_view key, double fallback)
 // Asks every role for its snapshot, round and round.
 class Watcher::Poller {
  public:
-  explicit Poller(const std::map<std::string, std::string>& addresses) {
+  struct Answer {
+    RoleSnapshot snapshot;
+    double at_s = 0;
+  };
+  Poller(const std::map<std::string, std::string>& addresses, Clock& clock) : clock_(clock) {
     for (const auto& [name, address] : addresses) channels_.emplace_back(name, RpcChannel(address));
   }
   ~Poller() { Stop(); }
@@ -42,7 +61,7 @@ class Watcher::Poller {
       std::unique_lock lock(mutex_);
       while (!stop_) {
         lock.unlock();
-        PollOnce();
+        PollOnce(kAnswerS);
         lock.lock();
         wake_.wait_for(lock, std::chrono::duration<double>(kPollS), [this] { return stop_; });
       }
@@ -56,25 +75,26 @@ class Watcher::Poller {
     wake_.notify_all();
     if (thread_.joinable()) thread_.join();
   }
-  void PollOnce() {
+  void PollOnce(double answer_s) {
     for (auto& [name, channel] : channels_) {
-      auto snapshot = FetchSnapshot(*channel, kAnswerS);
+      auto snapshot = FetchSnapshot(*channel, answer_s);
       if (!snapshot.ok()) continue;
       std::lock_guard lock(mutex_);
-      latest_[name] = std::move(*snapshot);
+      latest_[name] = {std::move(*snapshot), clock_.NowS()};
     }
   }
-  std::map<std::string, RoleSnapshot> Latest() const {
+  std::map<std::string, Answer> Latest() const {
     std::lock_guard lock(mutex_);
     return latest_;
   }
 
  private:
+  Clock& clock_;
   std::vector<std::pair<std::string, std::shared_ptr<grpc::Channel>>> channels_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false;
-  std::map<std::string, RoleSnapshot> latest_;
+  std::map<std::string, Answer> latest_;
   std::thread thread_;
 };
 
@@ -82,11 +102,14 @@ class Watcher::Poller {
 class Watcher::Tail {
  public:
   explicit Tail(std::string path) : path_(std::move(path)) {}
-  std::vector<json::value> NewLines() {
+  // `again`: the file was cut, and these lines are all of it.
+  std::vector<json::value> NewLines(bool* again) {
     std::vector<json::value> lines;
+    *again = false;
     auto text = ReadFile(path_);
     if (!text.ok()) return lines;
-    if (text->size() < offset_) offset_ = 0;  // Cut on a rollback: begin anew.
+    *again = text->size() < offset_;  // on a rollback
+    if (*again) offset_ = 0;
     for (size_t end; (end = text->find('\n', offset_)) != std::string::npos; offset_ = end + 1) {
       if (auto value = ParseJson(std::string_view(*text).substr(offset_, end - offset_)); value.ok()) lines.push_back(std::move(*value));
     }
@@ -102,7 +125,7 @@ Watcher::Watcher(WatcherOptions options, Clock& clock)
     : options_(std::move(options)),
       clock_(clock),
       started_s_(clock.NowS()),
-      poller_(std::make_unique<Poller>(options_.addresses)),
+      poller_(std::make_unique<Poller>(options_.addresses, clock)),
       metrics_(std::make_unique<Tail>(options_.run_dir + "/metrics.jsonl")),
       evaluations_(std::make_unique<Tail>(options_.run_dir + "/eval.jsonl")),
       finished_(options_.counters) {
@@ -114,12 +137,15 @@ Watcher::Watcher(WatcherOptions options, Clock& clock)
   view_.window = options_.window;
   view_.slots = options_.slots;
   view_.warm_up_tokens_all = static_cast<double>(options_.warm_up_tokens);
+  view_.rollouts_per_step = options_.rollouts_per_step;
+  News before;
+  ReadFiles(&before);
 }
 
 Watcher::~Watcher() = default;
 void Watcher::Start() { poller_->Start(); }
 void Watcher::Stop() { poller_->Stop(); }
-void Watcher::PollNow() { poller_->PollOnce(); }
+void Watcher::PollNow(double answer_s) { poller_->PollOnce(answer_s); }
 
 double Watcher::Metric(const std::string& role, const std::string& name) const {
   auto it = metrics_of_.find(role);
@@ -129,7 +155,9 @@ double Watcher::Metric(const std::string& role, const std::string& name) const {
 }
 
 void Watcher::TakeSnapshots() {
-  for (auto& [role, snapshot] : poller_->Latest()) {
+  for (auto& [role, answer] : poller_->Latest()) {
+    const RoleSnapshot& snapshot = answer.snapshot;
+    if (role == "gateway") gateway_s_ = answer.at_s;
     pids_[role] = snapshot.pid;
     metrics_of_[role] = snapshot.metrics;
     for (const auto& [name, value] : snapshot.metrics) {
@@ -167,10 +195,8 @@ News Watcher::Refresh() {
   std::map<std::string, double> counters = Counters();
   const double drawn = counters["gateway.tokens_sampled"] + counters["gateway.tokens_sampled_eval"];
   if (drawn > drawn_before_ && sampling_from_s_ < 0) sampling_from_s_ = now_s;
-  drawn_.emplace_back(now_s, drawn);
-  while (drawn_.size() > 2 && drawn_.front().first < now_s - kRateWindowS) drawn_.erase(drawn_.begin());
-  const auto [from_s, from] = drawn_.front();
-  view_.sample_tokens_per_s = now_s > from_s ? (drawn - from) / (now_s - from_s) : 0;
+  TakeDrawn(now_s, drawn);
+  view_.warm_up_steps = Metric("trainer", "sft_steps");
   view_.warm_up_tokens = Metric("trainer", "sft_tokens");
   view_.warm_up_loss = Metric("trainer", "sft_loss");
   view_.pool = metrics_of_["pool"];
@@ -181,7 +207,51 @@ News Watcher::Refresh() {
   view_.attempts_running = Metric("agents", "attempts_running");
   view_.eval_done = Metric("agents", "eval_done");
   view_.eval_tasks = Metric("agents", "eval_tasks");
-  for (const json::value& line : metrics_->NewLines()) {
+  view_.buried = Metric("pool", "tombstoned");
+  const double finished = Metric("pool", "finished");
+  if (!finished_at_step_ && metrics_of_.count("pool")) finished_at_step_ = finished;
+  ReadFiles(&news);
+  if (!news.steps.empty()) {
+    const std::optional<double> rate = StepRate();
+    for (StepView& step : news.steps) step.sample_tokens_per_s = rate;
+    if (finished_at_step_) finished_at_step_ = finished;
+  }
+  view_.rollouts_since_step = std::max(0.0, finished - finished_at_step_.value_or(finished));
+  if (metrics_of_.count("trainer")) view_.phase = PhaseName(Metric("trainer", "phase"));
+  else view_.phase = view_.history.empty() ? "starting" : "training";
+  return news;
+}
+
+// One look at the gateway's count is worth one entry, however often the view is refreshed.
+void Watcher::TakeDrawn(double now_s, double drawn) {
+  if (gateway_s_ > gateway_taken_s_) {
+    gateway_taken_s_ = gateway_s_;
+    drawn_.emplace_back(gateway_s_, drawn);
+    while (drawn_.size() > 2 && drawn_[1].first < gateway_s_ - kRateWindowS) drawn_.erase(drawn_.begin());
+    // Until a token comes, the count has not begun: loading and warming up are no time of sampling.
+    step_drawn_ = step_drawn_ || (!step_looks_.empty() && drawn > step_looks_[0].second);
+    if (!step_drawn_) step_looks_ = {drawn_.back()};
+  }
+  if (drawn_.size() < 2) return;
+  const auto [from_s, from] = drawn_.front();
+  const auto [to_s, to] = drawn_.back();
+  view_.sample_tokens_per_s = now_s - to_s > kRateWindowS ? 0 : (to - from) / (to_s - from_s);
+}
+
+std::optional<double> Watcher::StepRate() {
+  if (step_looks_.empty()) return std::nullopt;
+  const auto [now_s, now] = drawn_.back();
+  while (step_looks_.size() > 1 && step_looks_[1].first <= now_s - kStepWindowS) step_looks_.erase(step_looks_.begin());
+  const auto [from_s, from] = step_looks_[0];
+  if (now_s > step_looks_.back().first) step_looks_.push_back(drawn_.back());
+  return now_s > from_s ? std::optional((now - from) / (now_s - from_s)) : std::nullopt;
+}
+
+void Watcher::ReadFiles(News* news) {
+  bool again = false;
+  const std::vector<json::value> lines = metrics_->NewLines(&again);
+  const int64_t known = again && !view_.history.empty() ? view_.history.back().step : -1;
+  for (const json::value& line : lines) {
     StepView step;
     step.step = static_cast<int64_t>(NumberOr(line, "step", 0));
     step.reward = NumberOr(line, "reward_mean", 0);
@@ -191,20 +261,17 @@ News Watcher::Refresh() {
     step.train_tokens_per_s = train_s > 0 ? NumberOr(line, "logical_tokens", 0) / train_s : 0;
     while (!view_.history.empty() && view_.history.back().step >= step.step) view_.history.pop_back();
     view_.history.push_back(step);
-    news.steps.push_back(step);
+    if (step.step > known) news->steps.push_back(step);
   }
-  for (const json::value& line : evaluations_->NewLines()) {
-    news.evaluations.emplace_back(static_cast<int64_t>(NumberOr(line, "version", 0)), NumberOr(line, "pass_rate", 0));
-    view_.evaluations.push_back(news.evaluations.back());
+  for (const json::value& line : evaluations_->NewLines(&again)) {
+    news->evaluations.emplace_back(static_cast<int64_t>(NumberOr(line, "version", 0)), NumberOr(line, "pass_rate", 0));
+    view_.evaluations.push_back(news->evaluations.back());
   }
-  const bool evaluating = view_.eval_tasks > view_.eval_done;
-  view_.phase = evaluating ? "evaluating" : !view_.history.empty() || drawn > 0 ? "training" : view_.warm_up_tokens > 0 ? "warm-up" : "starting";
-  return news;
 }
 
 void PanelPrinter::Draw(const ViewState& view) {
   winsize size{};
-  const size_t width = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 20 ? size.ws_col - 1 : 100;
+  const size_t width = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 20 ? size.ws_col - 1 : 120;
   std::string text;
   if (lines_ > 0) text += fmt::format("\x1b[{}A", lines_);
   const std::vector<std::string> lines = RenderPanel(view, width);

@@ -14,19 +14,23 @@
 
 namespace temper::job {
 
+// Among the counters of a run: restarts of its roles.
+inline constexpr char kRestartsCounter[] = "supervisor.restarts";
+
 struct WatcherOptions {
   std::string run_dir;
   std::string name;  // of the job
   int64_t steps = 0;
   std::optional<int64_t> staleness_bound, window;
   int64_t slots = 0;
+  int64_t rollouts_per_step = 0;
   int64_t warm_up_tokens = 0;  // 0 = no warm-up
   double elapsed_before_s = 0, sampling_before_s = 0;  // of earlier starts of the run
   std::map<std::string, double> counters;         // of processes that are gone
   std::map<std::string, std::string> addresses;  // role name -> control socket
 };
 
-// What is new since the last Refresh.
+// What is new since the last Refresh; what the files held before the first one is not new.
 struct News {
   std::vector<StepView> steps;
   std::vector<std::pair<int64_t, double>> evaluations;
@@ -39,7 +43,7 @@ class Watcher {
   ~Watcher();  // stops
   void Start();
   void Stop();      // no more polling; the last numbers stay
-  void PollNow();   // after Stop: asks once more, shortly
+  void PollNow(double answer_s = 0.3);  // before Start or after Stop: asks once, waiting so long for each role
   News Refresh();
   ViewState& view() { return view_; }
   // What survives the processes that say it: sums ("gateway.tokens_sampled", …), and the kernels that roles ran on
@@ -53,6 +57,11 @@ class Watcher {
   class Tail;
   double Metric(const std::string& role, const std::string& name) const;
   void TakeSnapshots();
+  void TakeDrawn(double now_s, double drawn);
+  // Of the steps that are new now; they begin the next one's.
+  std::optional<double> StepRate();
+  // Appends the new lines of the files to the view.
+  void ReadFiles(News* news);
 
   const WatcherOptions options_;
   Clock& clock_;
@@ -64,7 +73,11 @@ class Watcher {
   std::map<std::string, double> finished_;
   std::map<std::string, std::pair<int64_t, double>> running_;        // pid and last value
   std::map<std::string, int64_t> pids_;
-  std::vector<std::pair<double, double>> drawn_;                     // time, tokens: for the rate
+  double gateway_s_ = -1, gateway_taken_s_ = -1;                     // when it last answered; that look is in drawn_
+  std::vector<std::pair<double, double>> drawn_;                     // time, tokens: looks of the last seconds
+  std::vector<std::pair<double, double>> step_looks_;                // before the first token, then at steps: what they count from
+  bool step_drawn_ = false;                                          // a token came since the first look
+  std::optional<double> finished_at_step_;
   double drawn_before_ = 0;  // tokens, in earlier starts
   double sampling_from_s_ = -1;
 };

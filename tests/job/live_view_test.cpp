@@ -21,6 +21,8 @@ ViewState Sample() {
   const std::string positions = "!#.oooooo#o";
   for (size_t i = 0; i < positions.size(); ++i) view.pool[std::string("window.") + (i < 10 ? "0" : "") + std::to_string(i)] = positions[i];
   view.outcomes = {{"scored", 500}, {"infra_failure", 2}};
+  view.rollouts_per_step = 128;
+  view.rollouts_since_step = 37;
   view.evaluations = {{0, 0.45}};
   return view;
 }
@@ -85,8 +87,86 @@ TEST(LiveView, Sparklines) {
 // Scripts read the plain lines.
 TEST(LiveView, PlainLine) {
   const ViewState view = Sample();
-  EXPECT_EQ(RenderStep(view, {12, 0.5, 1, 8000, 0.25}),
-            "step 12/60 reward 0.500 staleness 1/2 sampling 5400 tok/s training 8000 tok/s waited 0.2 s failures infra_failure 2 (1:02:05)");
+  EXPECT_EQ(RenderStep(view, {12, 0.5, 1, 8000, 0.25, 56}),
+            "step 12/60 reward 0.500 staleness 1/2 sampling 56 tok/s training 8000 tok/s waited 0.2 s failures infra_failure 2 (1:02:05)");
+}
+
+// A run that has ended was shown with slots in flight, and an unknown rate as none.
+TEST(LiveView, AnEndedRunHasNothingInFlight) {
+  ViewState view = Sample();
+  view.ended = true;
+  view.phase = "dead";
+  view.eval_tasks = 16;
+  view.eval_done = 3;
+  view.sample_tokens_per_s.reset();
+  view.outcomes["truncated"] = 27;
+  view.buried = 2;
+  std::string all;
+  for (const std::string& line : RenderPanel(view, 120)) all += line + "\n";
+  EXPECT_EQ(all.rfind("quickstart  dead  1:02:05\n", 0), 0u) << all;
+  EXPECT_EQ(all.find("in flight"), std::string::npos) << all;
+  EXPECT_EQ(all.find("judged"), std::string::npos) << all;
+  EXPECT_NE(all.find("failures  truncated 27, infra_failure 2, 2 groups buried"), std::string::npos) << all;
+  EXPECT_NE(all.find("sampling - tokens/s,"), std::string::npos) << all;
+  view.sample_tokens_per_s = 56.4;
+  view.sample_is_mean = true;
+  EXPECT_EQ(RenderPanel(view, 120)[3],
+            "speed     sampling 56 tokens/s (mean since the first token), training 8000 tokens/s, trainer waited 0.5 s");
+}
+
+// Between the steps a long job said nothing for minutes.
+TEST(LiveView, ProgressSaysHowFarEachPhaseIs) {
+  ViewState view = Sample();
+  view.elapsed_s = 130;
+  auto text = [&](const char* phase) {
+    view.phase = phase;
+    return RenderProgress(view);
+  };
+  EXPECT_EQ(text("collecting"), "collecting: 37 rollouts ended since step 100 (a step takes 128), 12 running (2:10)");
+  EXPECT_EQ(text("training"), "training: step 101 of 60 (2:10)");
+  view.history.clear();
+  view.warm_up_steps = 12;
+  view.warm_up_tokens = 10240;
+  view.warm_up_tokens_all = 50000;
+  view.warm_up_loss = 2.31;
+  EXPECT_EQ(text("starting"), "starting (2:10)");
+  EXPECT_EQ(text("warm-up"), "warm-up: step 12, 10240 of 50000 tokens, loss 2.310 (2:10)");
+  EXPECT_EQ(text("evaluating"), "evaluating (2:10)");
+  view.eval_tasks = 200;
+  view.eval_done = 37;
+  EXPECT_EQ(text("evaluating"), "evaluating: 37 of 200 tasks judged (2:10)");
+  EXPECT_EQ(text("collecting"), "collecting: 37 rollouts ended so far (a step takes 128), 12 running (2:10)");
+  EXPECT_EQ(text("proving"), "proving: tree = rows on the batch of step 1 (2:10)");
+}
+
+// A line at every change of the phase, none for what every step goes through, and never half a minute of silence.
+TEST(LiveView, ProgressIsDueAtChangesAndInSilence) {
+  ViewState view;
+  Progress progress;
+  auto due = [&](const char* phase, double now_s) {
+    view.phase = phase;
+    return progress.Due(view, now_s);
+  };
+  progress.Said(1000);
+  EXPECT_TRUE(due("starting", 1000));
+  EXPECT_FALSE(due("starting", 1029));
+  EXPECT_TRUE(due("starting", 1030));
+  EXPECT_TRUE(due("warm-up", 1031));
+  EXPECT_FALSE(due("warm-up", 1060));
+  progress.Said(1060);  // a role was restarted
+  EXPECT_FALSE(due("warm-up", 1089));
+  EXPECT_TRUE(due("warm-up", 1090));
+  EXPECT_TRUE(due("collecting", 1091));
+  EXPECT_TRUE(due("training", 1092));
+  EXPECT_TRUE(due("proving", 1093));
+  EXPECT_TRUE(due("training", 1094));
+  view.history.emplace_back();
+  progress.Said(1095);
+  EXPECT_FALSE(due("collecting", 1096));
+  EXPECT_FALSE(due("training", 1097));
+  EXPECT_TRUE(due("collecting", 1125));
+  EXPECT_TRUE(due("evaluating", 1126));
+  EXPECT_FALSE(due("collecting", 1127));
 }
 
 }  // namespace

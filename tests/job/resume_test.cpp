@@ -81,6 +81,8 @@ TEST_F(ResumeTest, TheJobsTimeIsNotBehindItsLastLine) {
   EXPECT_EQ(LastJobSeconds(run_), 0);
   ASSERT_TRUE(WriteFile(run_ + "/metrics.jsonl", "{\"step\":1,\"wall_s\":99}\n{\"step\":2,\"job_s\":12.5}\n{\"step\":3,\"jo").ok());
   EXPECT_EQ(LastJobSeconds(run_), 12.5);
+  ASSERT_TRUE(WriteFile(run_ + "/eval.jsonl", "{\"version\":0,\"job_s\":11}\n").ok());
+  EXPECT_EQ(LastJobSeconds(run_), 12.5);
   ASSERT_TRUE(WriteFile(run_ + "/eval.jsonl", "{\"version\":2,\"job_s\":14}\n").ok());
   EXPECT_EQ(LastJobSeconds(run_), 14);
 }
