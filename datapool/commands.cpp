@@ -107,14 +107,20 @@ int RunWorlds(const SimConfig& sim, const std::string& events_path, const std::s
   return complete ? 0 : 1;
 }
 
+Result<SimConfig> ConfigOf(const std::string& run) {
+  if (!Exists(run + kConfigFile)) return NotFound(run + ": no run (there is no " + std::string(kConfigFile + 1) + " in it)");
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(run + kConfigFile));
+  Result<SimConfig> config = ParseSimConfig(text);
+  if (!config.ok()) return config.status().WithContext(run + kConfigFile);
+  return config;
+}
+
 // Enough for the picture to settle, few enough for a second.
 constexpr int64_t kAdviceUpdates = 200;
 
 int Recommend(const std::string& run, const std::string& plot_path) {
-  Result<std::string> text = ReadFile(run + kConfigFile);
-  if (!text.ok()) return Bad(text.status().message());
-  Result<SimConfig> config = ParseSimConfig(*text);
-  if (!config.ok()) return Bad(run + kConfigFile + ": " + config.status().message());
+  Result<SimConfig> config = ConfigOf(run);
+  if (!config.ok()) return Bad(config.status().message());
   Result<std::string> ledger = ReadFile(run + kLedgerFile);
   if (!ledger.ok()) return Bad(ledger.status().message());
   // A torn last line is cut off, as at recovery.
@@ -181,11 +187,8 @@ int Verify(int argc, char** argv) {
   }
   if (argc != 2) return Bad(std::string("verify: give one run folder\n") + kVerifyUsage);
   const std::string run = argv[1];
-  if (!Exists(run + kConfigFile)) return Bad(run + ": no run (there is no " + std::string(kConfigFile + 1) + " in it)");
-  Result<std::string> text = ReadFile(run + kConfigFile);
-  if (!text.ok()) return Bad(text.status().message());
-  Result<SimConfig> config = ParseSimConfig(*text);
-  if (!config.ok()) return Bad(run + kConfigFile + ": " + config.status().message());
+  Result<SimConfig> config = ConfigOf(run);
+  if (!config.ok()) return Bad(config.status().message());
   Result<std::string> ledger = ReadFile(run + kLedgerFile);
   if (!ledger.ok()) return Bad(ledger.status().message());
   const VerifyReport report = VerifyLedger(config->pool, *ledger);
@@ -247,10 +250,8 @@ int Tasks(int argc, char** argv) {
   }
   if (argc != 2) return Bad(std::string("tasks: give one run folder\n") + kTasksUsage);
   const std::string run = argv[1];
-  Result<std::string> text = ReadFile(run + kConfigFile);
-  if (!text.ok()) return Bad(text.status().message());
-  Result<SimConfig> config = ParseSimConfig(*text);
-  if (!config.ok()) return Bad(run + kConfigFile + ": " + config.status().message());
+  Result<SimConfig> config = ConfigOf(run);
+  if (!config.ok()) return Bad(config.status().message());
   std::vector<int64_t> counts;
   if (Exists(run + kTasksFile)) {
     Result<std::string> listed = ReadFile(run + kTasksFile);

@@ -90,8 +90,11 @@ TEST_F(Doors, NoRunIsNamed) {
   std::string output;
   EXPECT_EQ(JobProcess::Door({"top", folder_}, &output), 2);
   EXPECT_NE(output.find(folder_ + ": no run"), std::string::npos) << output;
-  EXPECT_EQ(JobProcess::Door({"pool", "verify", folder_}, &output), 2);
-  EXPECT_NE(output.find(folder_ + ": no run"), std::string::npos) << output;
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"pool", "verify", folder_}, {"pool", "tasks", folder_},
+                                                {"pool", "sim", "--ledger", folder_}}) {
+    EXPECT_EQ(JobProcess::Door(words, &output), 2);
+    EXPECT_NE(output.find(folder_ + ": no run"), std::string::npos) << output;
+  }
   EXPECT_EQ(JobProcess::Door({"plot", folder_, "--out", folder_ + "/curve.png"}, &output), 2);
   EXPECT_NE(output.find("the picture is SVG"), std::string::npos) << output;
   EXPECT_EQ(JobProcess::Door({"engine", "score", "no-such-model", "--in", In("{\"ids\":[1,2]}\n")}, &output), 2);
