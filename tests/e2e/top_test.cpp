@@ -149,9 +149,10 @@ TEST(Watching, AJobThatIsKilledAndResumed) {
   EXPECT_EQ(job.Remains(), "");
   EXPECT_EQ(JobProcess::Door({"sandbox", "remains", "--run", job.folder(), "--wait", "10"}, &output), 0) << output;
   EXPECT_EQ(output, "");
-  for (const char* line : {"\nwarm-up: step ", "\nevaluating", "\ncollecting: "}) {
-    EXPECT_NE(job.Output().find(line), std::string::npos) << line << job.Output();
-  }
+  // Phases are looked at twice a second: the warm-up takes seconds, of the two behind it a quick machine may hide one.
+  const std::string told = job.Output();
+  EXPECT_NE(told.find("\nwarm-up: step "), std::string::npos) << told;
+  EXPECT_TRUE(told.find("\nevaluating") != std::string::npos || told.find("\ncollecting: ") != std::string::npos) << told;
   EXPECT_GT(NumberBefore(job.Output(), "step 2/40 ", " tok/s training"), 0) << job.Output();
   const job::CurvePoint before = job::ReadCurve(job.folder())->points.back();
   ASSERT_LT(before.step, 30) << "time for two more starts";
