@@ -302,6 +302,23 @@ Result<WorldReport> RunWorld(const PoolConfig& config, const World& world, const
   return WorldRun(config, world, recorded, event, decision).Run();
 }
 
+namespace {
+
+// Blank lines, and a last line without its end, are a person's.
+Status ForEachLine(std::string_view ledger, const std::function<Status(const LedgerLine&)>& visit) {
+  int64_t number = 0;
+  for (const std::string& text : Split(ledger, '\n')) {
+    ++number;
+    if (Trim(text).empty()) continue;
+    const Result<LedgerRecord> record = ParseLedger(text);
+    const Status status = record.ok() ? visit(record->line) : record.status();
+    if (!status.ok()) return status.WithContext(fmt::format("line {}", number));
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
 Result<std::vector<RecordedRollout>> ReadRecorded(std::string_view ledger) {
   struct Attempt {
     double issued = 0;
@@ -309,28 +326,23 @@ Result<std::vector<RecordedRollout>> ReadRecorded(std::string_view ledger) {
   };
   std::vector<Attempt> attempts;
   std::map<AttemptId, size_t> open;
-  int64_t number = 0;
-  for (const std::string& text : Split(ledger, '\n')) {
-    ++number;
-    if (Trim(text).empty()) continue;
-    Result<LedgerRecord> record = ParseLedger(text);
-    if (!record.ok()) return record.status().WithContext(fmt::format("line {}", number));
-    const LedgerLine& l = record->line;
-    if (l.kind != LedgerLine::Kind::kIssue && l.kind != LedgerLine::Kind::kOutcome) continue;
-    if (!l.group || !l.rollout || !l.attempt) return InvalidArgument(fmt::format("line {}: group, rollout or attempt is missing", number));
-    AttemptId id{*l.group, *l.rollout, *l.attempt};
+  RETURN_IF_ERROR(ForEachLine(ledger, [&](const LedgerLine& l) -> Status {
+    if (l.kind != LedgerLine::Kind::kIssue && l.kind != LedgerLine::Kind::kOutcome) return Status::Ok();
+    if (!l.group || !l.rollout || !l.attempt) return InvalidArgument("group, rollout or attempt is missing");
+    const AttemptId id{*l.group, *l.rollout, *l.attempt};
     if (l.kind == LedgerLine::Kind::kIssue) {
       open[id] = attempts.size();
       attempts.push_back({l.t, std::nullopt});
-      continue;
+      return Status::Ok();
     }
     auto it = open.find(id);
-    if (it == open.end()) return InvalidArgument(fmt::format("line {}: an outcome without its issue", number));
+    if (it == open.end()) return InvalidArgument("an outcome without its issue");
     if (l.outcome != "aborted") {
       attempts[it->second].ended = RecordedRollout{std::max(0.0, l.t - attempts[it->second].issued), l.outcome == "infra_failure", l.reward};
     }
     open.erase(it);
-  }
+    return Status::Ok();
+  }));
   std::vector<RecordedRollout> out;
   for (const Attempt& a : attempts) {
     if (a.ended) out.push_back(*a.ended);
@@ -344,20 +356,15 @@ namespace {
 Result<std::vector<double>> TrainerTimes(std::string_view ledger) {
   std::map<int64_t, double> leased;
   std::vector<double> times;
-  int64_t number = 0;
-  for (const std::string& text : Split(ledger, '\n')) {
-    ++number;
-    if (Trim(text).empty()) continue;
-    Result<LedgerRecord> record = ParseLedger(text);
-    if (!record.ok()) return record.status().WithContext(fmt::format("line {}", number));
-    const LedgerLine& l = record->line;
+  RETURN_IF_ERROR(ForEachLine(ledger, [&](const LedgerLine& l) {
     if (l.kind == LedgerLine::Kind::kLease && l.step) leased[*l.step] = l.t;
-    if (l.kind != LedgerLine::Kind::kConsume || !l.step) continue;
-    auto it = leased.find(*l.step);
-    if (it == leased.end()) continue;
-    times.push_back(std::max(0.0, l.t - it->second));
-    leased.erase(it);
-  }
+    if (l.kind != LedgerLine::Kind::kConsume || !l.step) return Status::Ok();
+    if (auto it = leased.find(*l.step); it != leased.end()) {
+      times.push_back(std::max(0.0, l.t - it->second));
+      leased.erase(it);
+    }
+    return Status::Ok();
+  }));
   return times;
 }
 

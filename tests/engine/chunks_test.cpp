@@ -57,14 +57,8 @@ TEST_P(Chunks, GiveTheSameLogprobsAndGradient) {
   const ModelConfig& c = model.config;
   std::mt19937_64 rng(6);
   const ComputeWeights weights = ComputeWeights::FromParameters(TestParameters(c, 3), profile);
-  TreeBuilder builder;
-  const float t = 1.25f;
-  for (int root = 0; root < 2; ++root) {
-    for (const auto& row : ForkedRows(rng, c.vocab, 140)) builder.AddRow(row, std::span(&t, 1));
-  }
-  const TreeBatch tree = builder.Build(nullptr);
-  std::vector<float> coef(tree.size());
-  for (float& x : coef) x = static_cast<float>(rng() % 2001) / 1000 - 1;
+  const TreeBatch tree = ForkedTree(rng, c.vocab, 140, 2);
+  const std::vector<float> coef = RandomCoefficients(rng, tree);
   auto engine = MakeEngine(CpuPath::kAuto, 2);
   TrainPass pass(*engine);
   const Trained whole = Train(pass, weights, tree, coef, 0, false);

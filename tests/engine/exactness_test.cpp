@@ -236,12 +236,8 @@ TEST_P(Exactness, GradientsAreTheSameForAllThreadsAndPaths) {
   std::mt19937_64 rng(6);
   const ModelConfig c = config();
   const ComputeWeights weights = ComputeWeights::FromParameters(TestParameters(c, 3), profile());
-  TreeBuilder builder;
-  const float t = 1.25f;
-  for (const auto& row : ForkedRows(rng, c.vocab, 140)) builder.AddRow(row, std::span(&t, 1));
-  const TreeBatch tree = builder.Build(nullptr);
-  std::vector<float> coef(tree.size());
-  for (float& x : coef) x = static_cast<float>(rng() % 2001) / 1000 - 1;
+  const TreeBatch tree = ForkedTree(rng, c.vocab, 140);
+  const std::vector<float> coef = RandomCoefficients(rng, tree);
   std::vector<float> expected;
   for (CpuPath path : AvailableCpuPaths()) {
     for (int threads : {1, 2, 3}) {
@@ -264,12 +260,8 @@ TEST_P(Exactness, LayersComputedAgainAreTheSame) {
   std::mt19937_64 rng(6);
   const ModelConfig c = config();
   const ComputeWeights weights = ComputeWeights::FromParameters(TestParameters(c, 3), profile());
-  TreeBuilder builder;
-  const float t = 1.25f;
-  for (const auto& row : ForkedRows(rng, c.vocab, 140)) builder.AddRow(row, std::span(&t, 1));
-  const TreeBatch tree = builder.Build(nullptr);
-  std::vector<float> coef(tree.size());
-  for (float& x : coef) x = static_cast<float>(rng() % 2001) / 1000 - 1;
+  const TreeBatch tree = ForkedTree(rng, c.vocab, 140);
+  const std::vector<float> coef = RandomCoefficients(rng, tree);
   auto engine = MakeEngine(CpuPath::kAuto, 2);
   TrainPass pass(*engine);
   std::vector<float> logprobs, gradient;

@@ -110,12 +110,8 @@ TEST(Golden, DigestsOfLogitsAndGradients) {
       const Parameters params = GoldenParameters(c, 9);
       const ComputeWeights weights = ComputeWeights::FromParameters(params, profile);
       std::mt19937_64 rng(77);
-      TreeBuilder builder;
-      const float t = 1.25f;
-      for (const auto& row : ForkedRows(rng, c.vocab, 150)) builder.AddRow(row, std::span(&t, 1));
-      const TreeBatch tree = builder.Build(nullptr);
-      std::vector<float> coef(tree.size());
-      for (float& x : coef) x = static_cast<float>(rng() % 2001) / 1000 - 1;
+      const TreeBatch tree = ForkedTree(rng, c.vocab, 150);
+      const std::vector<float> coef = RandomCoefficients(rng, tree);
       const std::string name = fmt::format("{}/{}/", model, ProfileName(profile));
       got[name + "weights"] = weights.ComputeDigest().Hex();
       for (CpuPath path : AvailableCpuPaths()) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/bf16.h"
+#include "tests/engine/scalar_math.h"
 
 namespace temper::engine {
 namespace {
@@ -24,8 +25,7 @@ struct Fp32 {
   static T Put(float x) { return x; }
 };
 
-// (std::fma of a float and an int is one of doubles.)
-float Fma(float a, float b, float c) { return std::fma(a, b, c); }
+using namespace scalar;
 
 enum class Order { kDefined, kSequential };
 
@@ -77,49 +77,6 @@ void Multiply(const cpu::Gemm& g) {
       c = sum;
     }
   }
-}
-
-float Tree(const float* lanes) {
-  float x[16];
-  std::copy(lanes, lanes + 16, x);
-  for (int half = 8; half; half /= 2) {
-    for (int i = 0; i < half; ++i) x[i] = x[i] + x[i + half];
-  }
-  return x[0];
-}
-
-float Exp(float x) {
-  if (x < -87.3f) return 0;
-  const float y = std::min(88.3f, x), n = std::nearbyint(y * 1.44269504088896341f);
-  float r = Fma(-n, 0.693145751953125f, y);
-  r = Fma(-n, 1.42860682030941723e-6f, r);
-  float p = 1.0f / 5040;
-  for (float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) p = Fma(p, r, c);
-  return p * std::bit_cast<float>((static_cast<int>(n) + 127) << 23);
-}
-
-float Log(float x) {
-  auto bits = std::bit_cast<uint32_t>(x);
-  if ((bits & 0x7fffffffu) >= 0x7f800000u) return x;
-  int e = static_cast<int>(bits >> 23) - 127;
-  bits = (bits & 0x7fffffu) | 0x3f800000u;
-  if (bits > 0x3fb504f3u) {
-    bits -= 0x800000u;
-    ++e;
-  }
-  const float m = std::bit_cast<float>(bits), s = (m - 1) / (m + 1), q = s * s;
-  float p = 2.0f / 9;
-  for (float c : {2.0f / 7, 2.0f / 5, 2.0f / 3}) p = Fma(p, q, c);
-  p = Fma(s, p * q, static_cast<float>(e) * 1.42860682030941723e-6f);
-  return Fma(static_cast<float>(e), 0.693145751953125f, Fma(s, 2.0f, p));
-}
-
-float Sigmoid(float x) { return 1 / (1 + Exp(0 - x)); }
-
-float Tanh(float x) {
-  if (std::max(x, 0 - x) >= 1) return 2 * Sigmoid(2 * x) - 1;
-  const float q = x * x, above = Fma(Fma(q + 378, q, 17325), q, 135135);
-  return x * above / Fma(Fma(Fma(28, q, 3150), q, 62370), q, 135135);
 }
 
 template <class E>

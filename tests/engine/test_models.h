@@ -122,6 +122,23 @@ inline std::vector<std::vector<int32_t>> ForkedRows(std::mt19937_64& rng, int vo
   return rows;
 }
 
+// The tree of forked rows, `roots` times, at one inverse temperature.
+inline TreeBatch ForkedTree(std::mt19937_64& rng, int vocab, int longest, int roots = 1) {
+  TreeBuilder builder;
+  const float inverse_temperature = 1.25f;
+  for (int root = 0; root < roots; ++root) {
+    for (const auto& row : ForkedRows(rng, vocab, longest)) builder.AddRow(row, std::span(&inverse_temperature, 1));
+  }
+  return builder.Build(nullptr);
+}
+
+// A coefficient in [-1, 1] for every node.
+inline std::vector<float> RandomCoefficients(std::mt19937_64& rng, const TreeBatch& tree) {
+  std::vector<float> out(static_cast<size_t>(tree.size()));
+  for (float& x : out) x = static_cast<float>(rng() % 2001) / 1000 - 1;
+  return out;
+}
+
 inline std::unique_ptr<Engine> MakeEngine(CpuPath path, int threads) {
   auto engine = Engine::Create({path, threads});
   TEMPER_CHECK(engine.ok()) << engine.status().ToString();

@@ -19,9 +19,11 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
 MODEL = ROOT / "models" / "smollm2-135m-instruct" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 TASK_FILES = pathlib.Path(sys.argv[1]).resolve()  # our own program: it writes the vocabulary, transformers says what that vocabulary means
+SCENARIOS = sorted((ROOT / "tests" / "scenarios").glob("*.txt"))
 
 # Generator, its arguments, and the name of its standard output ("" = it writes files).
 GENERATORS = [("datapool/make_scripts.py", [], "scripts.jsonl"),
+              ("datapool/tell_scenarios.py", ["--here", *SCENARIOS], ""),
               ("engine/families_f64.py", [], ""),
               ("engine/families_gguf.py", [], ""),
               ("engine/llama_f64.py", [], ""),
@@ -32,7 +34,7 @@ GENERATORS = [("datapool/make_scripts.py", [], "scripts.jsonl"),
               ("text/make_task_chat_goldens.py", [TASK_FILES], "task_chat.cases.jsonl"),
               ("text/make_tokenizer_goldens.py", [], ""),
               ("text/make_unicode_tables.py", [], "unicode_tables.inc")]
-ELSEWHERE = {"text/unicode_tables.inc": ROOT / "text" / "unicode_tables.inc"}
+ELSEWHERE = {"text/unicode_tables.inc": ROOT / "text" / "unicode_tables.inc", **{f"datapool/{p.name}": p for p in SCENARIOS}}
 # Numbers that nobody else's library gives: the bits of our own engine, the same on every kernel path (tests/engine/golden_test.cpp
 # writes them with TEMPER_UPDATE_GOLDEN=1).
 OWN = {"engine/digests.json"}

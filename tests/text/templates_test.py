@@ -15,10 +15,11 @@ import tempfile
 import warnings
 
 import jinja2
-import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 import door
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "golden" / "text"))
+from transformers_jinja import environment
 
 NAMED = """Bielik-11B-v3.0-Instruct CohereForAI-c4ai-command-r-plus-tool_use GLM-4.6 GigaChat3.1-10B-A1.8B
 HuggingFaceTB-SmolLM3-3B MiMo-VL MiniMax-M2 NVIDIA-Nemotron-3-Nano-30B-A3B-BF16 Qwen-Qwen2.5-7B-Instruct
@@ -29,30 +30,7 @@ microsoft-Phi-3.5-mini-instruct mistralai-Mistral-Nemo-Instruct-2407 moonshotai-
 ROUNDS = 2000  # random templates
 
 
-class Generation(jinja2.ext.Extension):
-    tags = {"generation"}
-
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
-
-    def _render(self, caller):
-        return caller()
-
-
-def raise_exception(message):
-    raise jinja2.exceptions.TemplateError(message)
-
-
-def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-PYTHON = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
-PYTHON.filters["tojson"] = tojson
-PYTHON.globals["raise_exception"] = raise_exception
-PYTHON.globals["strftime_now"] = lambda f: datetime.datetime.now().strftime(f)
+PYTHON = environment(datetime.datetime.now)
 
 
 def by_python(template, line):

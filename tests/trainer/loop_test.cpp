@@ -203,6 +203,20 @@ class ScriptedPool final : public datapool::DataPool {
   Store& store_;
 };
 
+// A batch as the trainer reads it.
+std::vector<Group> GroupsOf(const std::vector<datapool::LeasedGroup>& batch) {
+  std::vector<Group> groups;
+  for (const datapool::LeasedGroup& leased : batch) {
+    Group& group = groups.emplace_back();
+    group.group = leased.group;
+    for (size_t i = 0; i < leased.members.size(); ++i) {
+      group.rollouts.push_back(ParseTrajectory(leased.members[i], kVocab).value());
+      group.rollouts.back().rollout = leased.rollouts[i];
+    }
+  }
+  return groups;
+}
+
 std::string Scratch(const std::string& name) { return ScratchFolder("loop_" + name); }
 
 text::TextFiles SomeText() {
@@ -422,16 +436,7 @@ TEST_P(LoopTest, SilentGroupsAreCheckedAndChangeNothing) {
   options.optimizer.eps = 1;
   options.optimizer.clip_norm = 0;
   ASSERT_TRUE(mixed.Run(options).ok());
-  std::vector<Group> groups;
-  for (const datapool::LeasedGroup& leased : mixed.store.at(0)) {
-    Group& group = groups.emplace_back();
-    group.group = leased.group;
-    for (size_t i = 0; i < leased.members.size(); ++i) {
-      group.rollouts.push_back(ParseTrajectory(leased.members[i], kVocab).value());
-      group.rollouts.back().rollout = leased.rollouts[i];
-    }
-  }
-  const Batch batch = BuildBatch(std::move(groups), {}).value();
+  const Batch batch = BuildBatch(GroupsOf(mixed.store.at(0)), {}).value();
   ASSERT_EQ(batch.chunks.size(), 1u);
   engine::TrainPass pass(*mixed.engine);
   const auto weights = engine::ComputeWeights::FromParameters(start, GetParam());
@@ -574,16 +579,7 @@ TEST_P(LoopTest, OtherModelsAreWhatTheJobNames) {
     ASSERT_TRUE(status.ok()) << c.block << ": " << status.ToString();
 
     // The second step, done again by hand.
-    std::vector<Group> groups;
-    for (const datapool::LeasedGroup& leased : world.store[1]) {
-      Group& group = groups.emplace_back();
-      group.group = leased.group;
-      for (size_t i = 0; i < leased.members.size(); ++i) {
-        group.rollouts.push_back(ParseTrajectory(leased.members[i], kVocab).value());
-        group.rollouts.back().rollout = leased.rollouts[i];
-      }
-    }
-    const Batch batch = BuildBatch(std::move(groups), {}).value();
+    const Batch batch = BuildBatch(GroupsOf(world.store[1]), {}).value();
     engine::TrainPass pass(*world.engine);
     auto score = [&](const engine::Parameters& params) {
       const auto weights = engine::ComputeWeights::FromParameters(params, GetParam());

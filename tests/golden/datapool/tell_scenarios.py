@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the decisions of tests/scenarios/*.txt anew, as the second model of make_scripts.py decides them.
 
-`python3 tell_scenarios.py FILE...`; comments, configuration and events stay, what stands indented below an event and the `end` line
+`python3 tell_scenarios.py [--here] FILE...`, in place or (`--here`) into this folder; comments, configuration and events stay, what stands indented below an event and the `end` line
 are replaced. Python 3.11, standard library only.
 """
 import json
@@ -86,6 +86,6 @@ def tell(text):
     return "\n".join(out) + "\n"
 
 
-for name in sys.argv[1:]:
-    path = pathlib.Path(name)
-    path.write_text(tell(path.read_text()))
+here = "--here" in sys.argv
+for path in [pathlib.Path(name) for name in sys.argv[1:] if name != "--here"]:
+    (pathlib.Path(path.name) if here else path).write_text(tell(path.read_text()))
