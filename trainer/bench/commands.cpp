@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 
 #include "common/json.h"
 #include "common/process.h"
+#include "common/strings.h"
 #include "trainer/bench/engine_bench.h"
 
 namespace temper::trainer {
@@ -25,31 +25,21 @@ int BadUsage(const std::string& what) {
 }
 
 bool ParseCount(const char* text, int least, int most, int* out) {
-  char* end = nullptr;
-  if (*text < '0' || *text > '9') return false;
-  const long value = std::strtol(text, &end, 10);
+  int64_t value = 0;
+  if (!ParseInt(text, &value) || value < least || value > most) return false;
   *out = static_cast<int>(value);
-  return *end == '\0' && value >= least && value <= most;
+  return true;
 }
 
 bool ParseWords(const std::string& text, const std::vector<std::string>& known, std::vector<std::string>* out, std::string* bad) {
-  for (size_t at = 0; at <= text.size();) {
-    const size_t end = std::min(text.find(',', at), text.size());
-    const std::string word = text.substr(at, end - at);
+  for (const std::string& word : Split(text, ',')) {
     if (std::find(known.begin(), known.end(), word) == known.end()) {
       *bad = word;
       return false;
     }
     out->push_back(word);
-    at = end + 1;
   }
   return true;
-}
-
-std::string Joined(const std::vector<std::string>& words) {
-  std::string out;
-  for (const std::string& word : words) out += (out.empty() ? "" : ", ") + word;
-  return out;
 }
 
 void PrintRow(const bench::Row& row, const std::string& cpu, const char* path, bool as_json) {
@@ -101,11 +91,11 @@ int RunEngine(int argc, char** argv) {
     bool good = true;
     if (arg == "--only") {
       if (!ParseWords(value, bench::Works(), &options.works, &bad)) {
-        return BadUsage("--only: '" + bad + "' is not one of " + Joined(bench::Works()));
+        return BadUsage("--only: '" + bad + "' is not one of " + Join(bench::Works(), ", "));
       }
     } else if (arg == "--against") {
       if (!ParseWords(value, bench::Peers(), &options.peers, &bad)) {
-        return BadUsage("--against: '" + bad + "' is not one of " + Joined(bench::Peers()));
+        return BadUsage("--against: '" + bad + "' is not one of " + Join(bench::Peers(), ", "));
       }
     } else if (arg == "--clock") {
       if (std::string(value) != "wall" && std::string(value) != "cpu")

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <random>
 #include <utility>
@@ -65,6 +64,21 @@ void Fill(std::byte* to, size_t count, Profile profile, uint64_t seed) {
   }
 }
 
+// As its config.json has it.
+ModelConfig SmolLm2Config() {
+  ModelConfig c;
+  c.vocab = 49152;
+  c.layers = 30;
+  c.width = 576;
+  c.heads = 9;
+  c.kv_heads = 3;
+  c.head_dim = 64;
+  c.ffn = 1536;
+  c.max_positions = 32768;  // the model's own is 8192; `growth` goes on
+  c.rope_theta = 100000;
+  return c;
+}
+
 std::string ConfigJson(const ModelConfig& c) {
   json::object o{{"model_type", engine::FamilyName(c.family)},
                  {"vocab_size", c.vocab},
@@ -87,7 +101,7 @@ class Bench {
         const std::function<void(const Row&)>& emit)
       : engine_(engine), options_(options), peers_(std::move(peers)), emit_(emit) {
     cold_.Get<std::byte>(kColdBytes);
-    Fill(cold_.as<std::byte>(), kColdBytes / 4, Profile::kF32, 1);
+    Fill(cold_.as<std::byte>(), kColdBytes / engine_.ops(options_.profile).element_bytes, options_.profile, 1);
   }
 
   Status Gemm();
@@ -126,6 +140,42 @@ class Bench {
     return Now(options_.clock) - begin;
   }
 
+  // Seconds of [m][k] times cold [k][n] as a pass of the engine computes it, at each call.
+  std::function<double()> Product(int m, int n, int k) {
+    struct State {
+      explicit State(engine::Engine& engine) : pass(engine) {}
+      engine::ForwardPass pass;
+      Buffer a, c;
+      size_t turn = 0;
+    };
+    const engine::cpu::Ops& ops = engine_.ops(options_.profile);
+    const size_t row_bytes = static_cast<size_t>(k) * ops.element_bytes, bytes = row_bytes * n;
+    auto state = std::make_shared<State>(engine_);
+    Fill(state->a.Get<std::byte>(row_bytes * m), static_cast<size_t>(m) * k, options_.profile, 2);
+    state->c.Get<float>(static_cast<size_t>(m) * n);
+    return [=, this, &ops] {
+      engine::cpu::Gemm g;
+      g.a = state->a.as<std::byte>();
+      g.a_stride = g.k = k;
+      g.b = cold_.as<std::byte>() + state->turn++ % std::max<size_t>(1, kColdBytes / bytes) * bytes;
+      g.m = m;
+      g.n = g.c_stride = n;
+      g.c = state->c.as<float>();
+      const int threads = engine_.threads().count();
+      if (m < 192 * threads) return Seconds([&] { state->pass.RunGemm(ops, g, threads > 1); });
+      const int block = engine::RowBlock(m, threads);
+      return Seconds([&] {
+        engine_.threads().Run((m + block - 1) / block, [&](int i, int) {
+          engine::cpu::Gemm mine = g;
+          mine.a = state->a.as<std::byte>() + static_cast<size_t>(i) * block * row_bytes;
+          mine.c = g.c + static_cast<size_t>(i) * block * n;
+          mine.m = std::min(block, m - i * block);
+          ops.gemm(mine);
+        });
+      });
+    };
+  }
+
   const ComputeWeights& SmolWeights() {
     if (weights_.empty()) {
       ModelConfig c = Model();
@@ -148,7 +198,6 @@ class Bench {
   const std::function<void(const Row&)>& emit_;
   Buffer cold_;
   ComputeWeights weights_;
-  double gemm_rate_ = 0;  // FLOP/s of a product of 512 rows, for attention
 };
 
 Status Bench::Gemm() {
@@ -156,39 +205,12 @@ Status Bench::Gemm() {
     const char* name;
     int n, k;
   };
-  const engine::cpu::Ops& ops = engine_.ops(options_.profile);
-  engine::ForwardPass pass(engine_);
+  const size_t element_bytes = engine_.ops(options_.profile).element_bytes;
   for (const Shape& shape : {Shape{"SmolLM2-135M gate and up", 3072, 576}, Shape{"SmolLM2-135M down", 576, 1536},
                              Shape{"Qwen3-0.6B gate and up", 6144, 1024}, Shape{"Qwen3-0.6B down", 1024, 3072}}) {
-    const size_t elements = static_cast<size_t>(shape.n) * shape.k, bytes = elements * ops.element_bytes;
-    const auto copies = static_cast<int>(std::max<size_t>(1, kColdBytes / bytes));
+    const size_t elements = static_cast<size_t>(shape.n) * shape.k, bytes = elements * element_bytes;
     for (int m : {1, 4, 16, 64, 256, 512}) {
-      Buffer a, c;
-      Fill(a.Get<std::byte>(static_cast<size_t>(m) * shape.k * ops.element_bytes), static_cast<size_t>(m) * shape.k,
-           options_.profile, 2);
-      c.Get<float>(static_cast<size_t>(m) * shape.n);
-      int turn = 0;
-      const auto ours = [&] {
-        engine::cpu::Gemm g;
-        g.a = a.as<std::byte>();
-        g.a_stride = g.k = shape.k;
-        g.b = cold_.as<std::byte>() + static_cast<size_t>(turn++ % copies) * bytes;
-        g.m = m;
-        g.n = g.c_stride = shape.n;
-        g.c = c.as<float>();
-        const int threads = engine_.threads().count();
-        if (m < 192 * threads) return Seconds([&] { pass.RunGemm(ops, g, threads > 1); });
-        const int block = engine::RowBlock(m, threads);
-        return Seconds([&] {
-          engine_.threads().Run((m + block - 1) / block, [&](int i, int) {
-            engine::cpu::Gemm mine = g;
-            mine.a = a.as<std::byte>() + static_cast<size_t>(i) * block * shape.k * ops.element_bytes;
-            mine.c = g.c + static_cast<size_t>(i) * block * shape.n;
-            mine.m = std::min(block, m - i * block);
-            ops.gemm(mine);
-          });
-        });
-      };
+      const auto ours = Product(m, shape.n, shape.k);
       const double flops = 2.0 * m * static_cast<double>(elements);
       const std::string name = fmt::format("{}, {} x {} x {}", shape.name, m, shape.n, shape.k);
       std::vector<double> rates, floors;
@@ -204,7 +226,6 @@ Status Bench::Gemm() {
       }
       emit_(Compare("gemm", name, "GFLOP/s", memory ? "read bandwidth, weights cold" : "peak of fp32 multiply-adds", rates,
                     floors));
-      if (m == 512 && shape.k == 576) gemm_rate_ = Median(rates) * 1e9;
       std::vector<std::pair<std::string, std::string>> requests;
       for (const char* dtype : {"float32", "bfloat16"}) {
         requests.emplace_back(dtype,
@@ -388,38 +409,19 @@ Status Bench::Attention() {
       });
     });
   };
-  if (gemm_rate_ == 0) {
-    // The rate of products of this model: gate and up, 512 rows.
-    Buffer a, out;
-    Fill(a.Get<std::byte>(e * 512 * s.width_depth), static_cast<size_t>(512) * s.width_depth, options_.profile, 8);
-    out.Get<float>(static_cast<size_t>(512) * 3072);
-    std::vector<double> rates;
-    for (int i = 0; i < options_.samples; ++i) {
-      const double seconds = Seconds([&] {
-        engine_.threads().Run(8, [&](int part, int) {
-          engine::cpu::Gemm g;
-          g.a = a.as<std::byte>() + e * part * 64 * s.width_depth;
-          g.a_stride = g.k = s.width_depth;
-          g.b = cold_.as<std::byte>();
-          g.m = 64;
-          g.n = g.c_stride = 3072;
-          g.c = out.as<float>() + static_cast<size_t>(part) * 64 * 3072;
-          ops.gemm(g);
-        });
-      });
-      rates.push_back(2.0 * 512 * s.width_depth * 3072 / seconds);
-    }
-    gemm_rate_ = Median(rates);
-  }
+  // Products of this model: gate and up.
+  const auto product = Product(512, 3072, 576);
+  const double flops = 2.0 * 512 * 3072 * 576;
   // What a causal row needs: query i sees i + 1 keys.
   const double pairs = static_cast<double>(kTokens) * (kTokens + 1) / 2 * c.heads;
   forward();
   back();
+  product();
   std::vector<double> f, b, rate;
   for (int i = 0; i < options_.samples; ++i) {
     f.push_back(pairs * 2 * 2 * c.head_dim / forward() / 1e9);
     b.push_back(pairs * 2 * 5 * c.head_dim / back() / 1e9);
-    rate.push_back(gemm_rate_ / 1e9);
+    rate.push_back(flops / product() / 1e9);
   }
   const std::string name = fmt::format("SmolLM2-135M, one layer, {} tokens", kTokens);
   emit_(Compare("attention", name + ", forward", "GFLOP/s", "our product of 512 rows", f, rate));
@@ -519,36 +521,6 @@ const std::vector<std::string>& Works() {
 const std::vector<std::string>& Peers() {
   static const std::vector<std::string> peers = {"torch"};
   return peers;
-}
-
-engine::ModelConfig SmolLm2Config() {
-  ModelConfig c;
-  c.vocab = 49152;
-  c.layers = 30;
-  c.width = 576;
-  c.heads = 9;
-  c.kv_heads = 3;
-  c.head_dim = 64;
-  c.ffn = 1536;
-  c.max_positions = 32768;  // the model's own is 8192; `growth` goes on
-  c.rope_theta = 100000;
-  return c;
-}
-
-engine::ModelConfig Qwen3Config() {
-  ModelConfig c;
-  c.family = engine::Family::kQwen3;
-  c.vocab = 151936;
-  c.layers = 28;
-  c.width = 1024;
-  c.heads = 16;
-  c.kv_heads = 8;
-  c.head_dim = 128;
-  c.ffn = 3072;
-  c.max_positions = 40960;
-  c.rope_theta = 1000000;
-  c.rms_eps = 1e-6;
-  return c;
 }
 
 Status RunEngineBench(engine::Engine& engine, const Options& options, const std::function<void(const Row&)>& emit) {

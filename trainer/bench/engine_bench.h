@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "common/status.h"
-#include "engine/config.h"
 #include "engine/engine.h"
 #include "trainer/bench/floors.h"
 
@@ -42,9 +41,5 @@ struct Row {
 
 // Runs what `options` names; `emit` gets each row as soon as it is there. FailedPrecondition: a peer does not start or fails.
 Status RunEngineBench(engine::Engine& engine, const Options& options, const std::function<void(const Row&)>& emit);
-
-// SmolLM2-135M and Qwen3-0.6B as their config.json files have them.
-engine::ModelConfig SmolLm2Config();
-engine::ModelConfig Qwen3Config();
 
 }  // namespace temper::trainer::bench
