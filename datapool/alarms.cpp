@@ -1,13 +1,12 @@
 #include "datapool/alarms.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "fmt/format.h"
 
 namespace temper::datapool {
 namespace {
-
-constexpr double kEqualRewards = 1e-9;
 
 template <typename T>
 void Push(std::deque<T>& last, T value, size_t keep) {
@@ -24,7 +23,12 @@ bool AllEqual(const auto& rewards) {
 
 void Alarms::Add(const LedgerLine& l) {
   switch (l.kind) {
+    case LedgerLine::Kind::kAdmit:
+      // The clock runs through a warm-up, in which nothing could be scored.
+      if (!last_scored_) last_scored_ = l.t;
+      return;
     case LedgerLine::Kind::kOutcome:
+      if (l.outcome == "aborted" && l.reason == "supervisor") BeginAnew(l.t);
       if (l.outcome == "aborted" || !l.group) return;
       Push(infra_, l.outcome == "infra_failure", kAlarmAttempts);
       if (!l.reward) return;
@@ -45,14 +49,17 @@ void Alarms::Add(const LedgerLine& l) {
       return;
     }
     case LedgerLine::Kind::kRecover:
-      if (l.who != "job") return;
-      infra_.clear();
-      silent_.clear();
-      rewards_.clear();
-      last_scored_ = l.t;
+      if (l.who == "job") BeginAnew(l.t);
       return;
     default: return;
   }
+}
+
+void Alarms::BeginAnew(double t) {
+  infra_.clear();
+  silent_.clear();
+  rewards_.clear();
+  last_scored_ = t;
 }
 
 std::vector<std::string> Alarms::Raised(double now, const std::vector<SourceShape>& shapes) const {
@@ -68,14 +75,14 @@ std::vector<std::string> Alarms::Raised(double now, const std::vector<SourceShap
   for (const SourceShape& s : shapes) {
     waiting |= s.head.has_value();
     if (limits_.head_wait_s && s.head && s.head_running > 0 && now - s.head_since > *limits_.head_wait_s) {
-      out.push_back(fmt::format("head_wait: group {} of {} runs for {:.0f} s at the head of the window", *s.head, s.source, now - s.head_since));
+      out.push_back(fmt::format("head_wait: group {} of {} runs for {:.0f} s and is the head of the window", *s.head, s.source, now - s.head_since));
     }
   }
   if (limits_.reward_collapse && rewards_differed_ && rewards_.size() == kAlarmRewards && AllEqual(rewards_)) {
     out.push_back(fmt::format("reward_collapse: the last {} rewards are all {:g}", rewards_.size(), rewards_.back()));
   }
-  if (limits_.nothing_scored_s && waiting && now - last_scored_ > *limits_.nothing_scored_s) {
-    out.push_back(fmt::format("nothing_scored: no rollout ended with a reward for {:.0f} s", now - last_scored_));
+  if (limits_.nothing_scored_s && waiting && last_scored_ && now - *last_scored_ > *limits_.nothing_scored_s) {
+    out.push_back(fmt::format("nothing_scored: no rollout ended with a reward for {:.0f} s", now - *last_scored_));
   }
   return out;
 }

@@ -16,7 +16,7 @@ namespace temper::datapool {
 struct AlarmLimits {
   std::optional<double> infra_share = 0.5;          // of the last kAlarmAttempts attempts: infrastructure failures
   std::optional<double> zero_signal_share = 0.95;   // of the last kAlarmGroups complete groups: equal rewards
-  std::optional<double> head_wait_s = 1800;         // one group is its source's head for so long, pool clock
+  std::optional<double> head_wait_s = 1800;         // the head of a source still runs, so long after its admission, pool clock
   bool reward_collapse = true;                      // the last kAlarmRewards rewards are all equal, and earlier ones were not
   std::optional<double> nothing_scored_s = 1800;    // no rollout has ended with a reward for so long, pool clock
   bool pause = false;                               // hand out nothing more while one is raised
@@ -27,20 +27,22 @@ class Alarms {
  public:
   explicit Alarms(AlarmLimits limits) : limits_(limits) {}
 
-  // Lines in order. A resumed job begins anew.
+  // Lines in order. A resumed job begins anew: `recover job` after an orderly stop, attempts `aborted(supervisor)` after another.
   void Add(const LedgerLine& line);
   // Names of what is raised at `now`, with the facts: "infra_share: 40 of the last 64 attempts …".
   std::vector<std::string> Raised(double now, const std::vector<SourceShape>& shapes) const;
   bool pause() const { return limits_.pause; }
 
  private:
+  void BeginAnew(double t);
+
   AlarmLimits limits_;
   std::deque<bool> infra_;        // of the last attempts
   std::deque<bool> silent_;       // of the last complete groups
   std::deque<double> rewards_;    // the last ones
   std::optional<double> first_reward_;
   bool rewards_differed_ = false;  // ever
-  double last_scored_ = 0;
+  std::optional<double> last_scored_;  // or the first admission
   std::map<int64_t, std::vector<double>> open_;  // rewards of groups in flight
 };
 

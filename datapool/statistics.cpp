@@ -8,8 +8,6 @@ namespace temper::datapool {
 namespace {
 
 // Rewards this close are equal, as in the window machine.
-constexpr double kEqualRewards = 1e-9;
-
 }  // namespace
 
 Statistics::Statistics(const PoolConfig& config, std::vector<int64_t> task_counts) {

@@ -13,8 +13,6 @@ namespace temper::datapool {
 namespace {
 
 // Rewards this close are equal (docs/algorithm_block.md 3.2).
-constexpr double kEqualRewards = 1e-9;
-
 constexpr char kStoreTag[] = "temper-window-1";
 
 enum class RolloutState : uint8_t { kRunning, kValid, kOver, kSuspended };

@@ -49,6 +49,9 @@ struct Decision {
 };
 
 // One line of RUN/ledger.jsonl, without its seq.
+// Rewards of a group that are this close are the same: no signal.
+inline constexpr double kEqualRewards = 1e-9;
+
 struct LedgerLine {
   enum class Kind {
     kAdmit, kIssue, kOutcome, kAsk, kLease, kConsume, kCommit, kRollback, kTombstone, kRecover,

@@ -76,6 +76,21 @@ TEST(Alarms, EachRisesAtItsLimit) {
   collapsed.Add(resumed);
   EXPECT_THAT(Names(collapsed, 100, 90), testing::IsEmpty()) << "a resumed job begins anew";
 
+  // Killed, not stopped: what was open ends in the supervisor's name when the job is resumed.
+  Alarms killed = infra;
+  LedgerLine cut = Ended(301, 0, 3000, std::nullopt);
+  cut.outcome = "aborted";
+  cut.reason = "supervisor";
+  killed.Add(cut);
+  EXPECT_THAT(Names(killed, 3001, 2990), testing::IsEmpty());
+
+  // The clock runs through a warm-up, and nothing can be scored before the first admission.
+  Alarms warming{AlarmLimits()};
+  EXPECT_THAT(Names(warming, 5000, 4990), testing::IsEmpty());
+  warming.Add(Of(LedgerLine::Kind::kAdmit, 0, 5000));
+  EXPECT_THAT(Names(warming, 5000 + 1800, 6790), testing::IsEmpty());
+  EXPECT_THAT(Names(warming, 5000 + 1801, 6790), testing::ElementsAre("nothing_scored"));
+
   AlarmLimits off;
   off.infra_share.reset();
   off.head_wait_s.reset();
