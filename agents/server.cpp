@@ -181,7 +181,6 @@ struct Server::Impl {
   bool stopping = false;
   bool closed = false;
   FailureRow failures;
-  bool fatal_told = false;
   std::vector<std::thread> players;
   std::thread asker;
 
@@ -234,6 +233,7 @@ struct Server::Impl {
     std::string last_words;
     {
       std::lock_guard lock(mutex);
+      const bool told = failures.too_long().has_value();
       if (result.outcome == "infra_failure") {
         failures.Fail(place, result.reason, result.detail);
       } else if (result.outcome == "aborted") {
@@ -241,8 +241,7 @@ struct Server::Impl {
       } else {
         failures.End(place);
       }
-      if (failures.too_long() && !fatal_told) {
-        fatal_told = true;
+      if (failures.too_long() && !told) {
         const FailureRow::TooLong& row = *failures.too_long();
         last_words =
             std::to_string(row.failures) + " infrastructure failures in a row, cause '" + row.cause + "'; last words: " + row.detail;

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "common/file.h"
+#include "common/json.h"
 #include "common/status.h"
 #include "common/strings.h"
 #include "datapool/format.h"
@@ -254,12 +255,13 @@ int Tasks(int argc, char** argv) {
   if (!config.ok()) return Bad(config.status().message());
   std::vector<int64_t> counts;
   if (Exists(run + kTasksFile)) {
-    Result<std::string> listed = ReadFile(run + kTasksFile);
+    const Result<std::string> listed = ReadFile(run + kTasksFile);
     if (!listed.ok()) return Bad(listed.status().message());
-    for (const std::string& word : Split(Trim(*listed).substr(1), ',')) {
-      int64_t n = 0;
-      if (ParseInt(word.substr(0, word.find(']')), &n)) counts.push_back(n);
-    }
+    const Result<json::value> value = ParseJson(*listed);
+    if (!value.ok()) return Bad(run + kTasksFile + ": " + value.status().message());
+    Result<std::vector<int64_t>> read = JsonRef(*value, run + kTasksFile).Ints();
+    if (!read.ok()) return Bad(read.status().message());
+    counts = *std::move(read);
   }
   Result<std::vector<LedgerRecord>> ledger = LedgerOf(run);
   if (!ledger.ok()) return Bad(ledger.status().message());

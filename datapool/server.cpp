@@ -3,6 +3,7 @@
 #include <grpcpp/impl/codegen/service_type.h>
 
 #include "common/file.h"
+#include "common/json.h"
 #include "common/rpc.h"
 #include "datapool/format.h"
 #include "datapool/rpc_service.h"
@@ -37,9 +38,9 @@ struct Server::Parts {
   Status Start() {
     RETURN_IF_ERROR(Validate(options.config));
     RETURN_IF_ERROR(KeepConfig());
-    std::string counts;
-    for (int64_t n : options.task_counts) counts += (counts.empty() ? "" : ",") + std::to_string(n);
-    RETURN_IF_ERROR(WriteFileAtomic(options.run + kTasksFile, "[" + counts + "]\n"));
+    JsonWriter counts;
+    counts.Ints(options.task_counts);
+    RETURN_IF_ERROR(WriteFileAtomic(options.run + kTasksFile, counts.text() + "\n"));
     ASSIGN_OR_RETURN(std::unique_ptr<Store> store, OpenRocksStore(options.run + "/pool"));
     LocalPoolOptions local;
     local.config = options.config;

@@ -82,8 +82,6 @@ struct LocalDataPool::Impl {
   std::vector<AttemptId> last_issues, last_cancelled;  // that answer, until it is known to have arrived
   std::set<int64_t> came_back;    // batches leased again
   std::set<AttemptId> quarantined;  // records that do not verify
-  std::string infra_cause;
-  int64_t infra_streak = 0;
   Fd ledger;
 
   BoundedQueue<Call> queue;
@@ -257,7 +255,8 @@ struct LocalDataPool::Impl {
     }
     RETURN_IF_ERROR(WriteAll(ledger.get(), missing));
     content.resize(keep);
-    return CountAgain(content + missing);
+    RETURN_IF_ERROR(CountAgain(content));
+    return CountAgain(missing);
   }
 
   void Remember(const LedgerLine& l) {
@@ -397,7 +396,6 @@ struct LocalDataPool::Impl {
     set("asking", window.asking());
     set("paused", paused);
     set("closed", window.closed());
-    set("infra_streak", infra_streak);
     set("quarantined", quarantined.size());
     set("ledger_seq", seq);
     set("length_bias", statistics.length_bias());
@@ -447,7 +445,9 @@ struct LocalDataPool::Impl {
     } else {
       now = raised;
     }
-    for (const std::string& name : raised) metrics["alarm." + name].Set(0);
+    for (const std::string& name : raised) {
+      if (!now.count(name)) metrics["alarm." + name].Set(0);
+    }
     for (const std::string& name : now) metrics["alarm." + name].Set(1);
     raised = std::move(now);
   }
@@ -636,11 +636,7 @@ struct LocalDataPool::Impl {
     // What was cut while it ran is worth showing too.
     if (counted || (ours && !f.trajectory.empty())) turn.write.trajectories.emplace_back(f.id, f.trajectory);
     if (counted && outcome == Outcome::kInfraFailure) {
-      infra_streak = e.reason == infra_cause ? infra_streak + 1 : 1;
-      infra_cause = e.reason;
       metrics.Say(fmt::format("infrastructure failure: {} (group {}, rollout {}, attempt {})", e.reason, f.id.group, f.id.rollout, f.id.attempt));
-    } else if (counted && !failed) {
-      infra_streak = 0;
     }
     return counted;
   }

@@ -64,7 +64,7 @@ constexpr double kAdviceSlack = 0.05;
 
 // `updates`: of each world tried. kInvalidArgument: the ledger has no finished rollout or no trained step.
 Result<Advice> Advise(const PoolConfig& config, std::string_view ledger, int64_t updates);
-// {"recommend":{"S","window","W","bound"},"why":…}
+// The last line of `pool sim --ledger` (docs/pool_sim.md 6).
 std::string PrintAdvice(const Advice& advice);
 
 std::string PrintReport(const WorldReport& report);

@@ -39,7 +39,7 @@ struct ViewState {
   double buried = 0;                       // groups that ended without being trained on, of the whole run
   int64_t rollouts_per_step = 0;
   double rollouts_since_step = 0;  // that came to their end
-  double attempts_running = 0, eval_done = 0, eval_tasks = 0;
+  double eval_done = 0, eval_tasks = 0;
   std::vector<std::pair<int64_t, double>> evaluations;  // version, pass rate
   int64_t restarts = 0;
   std::vector<std::string> notes;  // recent events, newest last

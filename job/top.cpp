@@ -1,6 +1,5 @@
 #include "job/top.h"
 
-#include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
 

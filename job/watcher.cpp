@@ -204,7 +204,6 @@ News Watcher::Refresh() {
   for (const auto& [name, value] : view_.pool) {
     if (name.rfind("outcome.", 0) == 0) view_.outcomes[name.substr(8)] = value;
   }
-  view_.attempts_running = Metric("agents", "attempts_running");
   view_.eval_done = Metric("agents", "eval_done");
   view_.eval_tasks = Metric("agents", "eval_tasks");
   view_.buried = Metric("pool", "tombstoned");

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -79,7 +78,6 @@ class Bpe {
   std::array<int32_t, 256> fallback_{};  // "<0xAB>", or -1
   std::array<Start, 256> starts_;        // by byte: byte_level, or ASCII
   std::vector<Merge> merges_;            // a hash table, open addressing
-  size_t merge_count_ = 0;
   bool cuts_ = false;                    // a word may be cut in front of "▁", unless behind one of `before_`
   std::unordered_set<uint32_t> before_;
   uint64_t serial_ = 0;                  // names this model in the caches of threads

@@ -12,11 +12,13 @@ namespace {
 
 constexpr double kEqual = 1e-9;  // rewards closer than this are the same reward
 
-double Mean(const std::vector<double>& v) {
+double Sum(const std::vector<double>& v) {
   double sum = 0;
   for (double x : v) sum += x;
-  return v.empty() ? 0 : sum / static_cast<double>(v.size());
+  return sum;
 }
+
+double Mean(const std::vector<double>& v) { return v.empty() ? 0 : Sum(v) / static_cast<double>(v.size()); }
 
 double Deviation(const std::vector<double>& v, bool population) {
   const double n = static_cast<double>(v.size()) - (population ? 0 : 1);
@@ -380,7 +382,7 @@ Layout LayOut(const Algorithm& a, const Batch& batch, Denominators& d) {
         token.logp_old = a.ReadsOldLogprobs() ? r.logp_old[t] : r.logp_new[t];
         if (a.ReadsReference()) token.logp_ref = r.logp_ref[t];
         token.log_ratio = token.logp_new - token.logp_old;
-        token.ratio = std::exp(Clamp20(token.log_ratio));
+        token.ratio = ClampedExp(token.log_ratio);
         token.inside = InsideClamp(token.log_ratio);
         layout.log_rho[s].push_back(a.off_policy.decoupled ? token.logp_old - r.logp_rollout[t] : token.log_ratio);
       }
@@ -396,18 +398,13 @@ Layout LayOut(const Algorithm& a, const Batch& batch, Denominators& d) {
   return layout;
 }
 
-double Sum(const std::vector<double>& v) {
-  double sum = 0;
-  for (double x : v) sum += x;
-  return sum;
-}
 
 // Step 8, w: into LossToken::weight.
 void ApplyWeights(const Algorithm::OffPolicy& off, Layout& layout, LossMetrics& metrics) {
   if (off.weight == OffPolicyWeight::kNone) return;
   const bool by_sequence = off.weight == OffPolicyWeight::kSequence;
   auto bounded = [&](double log_rho) {
-    const double rho = std::exp(Clamp20(log_rho));
+    const double rho = ClampedExp(log_rho);
     const bool outside = (off.weight_min && rho < *off.weight_min) || (off.weight_max && rho > *off.weight_max);
     if (!outside) return rho;
     if (off.zero_outside) return 0.0;
@@ -457,7 +454,7 @@ void ApplyRejection(const Algorithm::OffPolicy& off, Layout& layout, LossMetrics
         const double share = rule.level == RejectLevel::kSequenceMean ? 1 / n : 1;
         double sum = 0;
         for (double v : x) sum += rule.measure == Measure::kRatio ? v : Measured(rule.measure, Clamp20(v));
-        whole = outside(rule.measure == Measure::kRatio ? std::exp(Clamp20(sum * share)) : sum * share);
+        whole = outside(rule.measure == Measure::kRatio ? ClampedExp(sum * share) : sum * share);
       } else if (rule.level == RejectLevel::kSequenceAny) {
         whole = std::any_of(x.begin(), x.end(), [&](double v) { return outside(Measured(rule.measure, Clamp20(v))); });
       }
@@ -487,14 +484,14 @@ void MeasureMismatch(const Layout& layout, double n, LossMetrics& metrics) {
   metrics.ppl_ratio = 0;
   for (const std::vector<double>& row : layout.log_rho) {
     for (double x : row) {
-      const double rho = std::exp(Clamp20(x));
+      const double rho = ClampedExp(x);
       k1 -= x;
       k3 += rho - 1 - Clamp20(x);
       chi2 += rho * rho - 1;
     }
     const double sum = Sum(row), difference = -sum / static_cast<double>(row.size());
     metrics.log_ppl_diff += difference / b;
-    metrics.ppl_ratio += std::exp(Clamp20(difference)) / b;
+    metrics.ppl_ratio += ClampedExp(difference) / b;
     metrics.chi2_seq += (std::exp(2 * Clamp20(sum)) - 1) / b;
   }
   metrics.mismatch_k1 = k1 / n;

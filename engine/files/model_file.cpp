@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -274,12 +273,6 @@ Result<std::string> ResolvePath(const std::string& path) {
   return gguf;
 }
 
-std::string WorkingFolder() {
-  std::error_code error;
-  const std::string here = std::filesystem::current_path(error).string();
-  return error ? "." : here;
-}
-
 }  // namespace
 
 Result<std::string> ResolveModel(const std::string& model) {
@@ -290,7 +283,7 @@ Result<std::string> ResolveModel(const std::string& model) {
   if (path.empty()) {
     return NotFound("no model '" + model + "': neither a folder, nor a file" +
                     (model.find('/') == std::string::npos
-                         ? ", nor models/" + model + " below " + WorkingFolder() + ", where `temper model fetch` called there puts it"
+                         ? ", nor models/" + model + " below " + AbsolutePath(".") + ", where `temper model fetch` called there puts it"
                          : std::string()));
   }
   return path;

@@ -17,7 +17,7 @@ void Evaluate(const LossParameters& p, std::span<LossSequence> batch) {
     for (size_t k = 0; k < sequence.tokens.size(); ++k) {
       const LossToken& t = sequence.tokens[k];
       sequence.losses[k] = {-t.ratio * t.advantage, t.inside ? -t.ratio * t.advantage * t.weight : 0};
-      const double x = std::clamp(t.log_ratio, -20.0, 20.0);
+      const double x = Clamp20(t.log_ratio);
       all.push_back({x * x, &sequence.losses[k]});
     }
   }
