@@ -320,4 +320,13 @@ OnPolicyCheck CheckOnPolicy(const Batch& batch, std::span<const std::vector<floa
   return check;
 }
 
+Result<std::vector<std::vector<float>>> ScoreBatch(engine::TrainPass& pass, const engine::ComputeWeights& weights, const Batch& batch) {
+  std::vector<std::vector<float>> logprobs;
+  for (const BatchChunk& chunk : batch.chunks) {
+    ASSIGN_OR_RETURN(const std::span<const float> row, pass.Forward(weights, chunk.tree, Wanting(chunk, /*keep=*/false)));
+    logprobs.emplace_back(row.begin(), row.end());
+  }
+  return logprobs;
+}
+
 }  // namespace temper::trainer

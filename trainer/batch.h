@@ -54,6 +54,9 @@ struct Batch {
   int64_t tree_tokens = 0;     // nodes after merging
 };
 
+// Logprobs under `weights` of every sampled token of every chunk, by node; for no backward pass.
+Result<std::vector<std::vector<float>>> ScoreBatch(engine::TrainPass& pass, const engine::ComputeWeights& weights, const Batch& batch);
+
 struct BatchOptions {
   bool merge = true;              // false: every root-to-leaf path is a row of its own
   // Per group in canonical order: no token of it has a coefficient (all its rewards are equal). Such groups get chunks of their own,

@@ -51,12 +51,7 @@ Result<FrozenModel> FrozenModel::Load(const std::string& model, const engine::Mo
 std::string FrozenModel::Fingerprint() const { return weights_.ComputeDigest().Hex(); }
 
 Result<std::vector<std::vector<float>>> FrozenModel::Score(engine::TrainPass& pass, const Batch& batch) const {
-  std::vector<std::vector<float>> logprobs;
-  for (const BatchChunk& chunk : batch.chunks) {
-    ASSIGN_OR_RETURN(const std::span<const float> row, pass.Forward(weights_, chunk.tree, Wanting(chunk, /*keep=*/false)));
-    logprobs.emplace_back(row.begin(), row.end());
-  }
-  return logprobs;
+  return ScoreBatch(pass, weights_, batch);
 }
 
 }  // namespace temper::trainer

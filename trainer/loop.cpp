@@ -345,11 +345,7 @@ class Loop {
       groups[0].rollouts.push_back(std::move(rollout));
     }
     ASSIGN_OR_RETURN(const Batch batch, BuildBatch(std::move(groups), {.merge = options_.tree, .max_chunk_nodes = max_chunk_nodes_}));
-    std::vector<std::vector<float>> logprobs;
-    for (const BatchChunk& chunk : batch.chunks) {
-      ASSIGN_OR_RETURN(const std::span<const float> row, pass_.Forward(weights_, chunk.tree, Wanting(chunk, /*keep=*/false)));
-      logprobs.emplace_back(row.begin(), row.end());
-    }
+    ASSIGN_OR_RETURN(const auto logprobs, ScoreBatch(pass_, weights_, batch));
     return CheckOnPolicy(batch, logprobs, version);
   }
 
@@ -448,11 +444,7 @@ class Loop {
     };
     grads_.SetZero();
     if (algorithm().NeedsWholeBatch() && batch.chunks.size() > 1) {
-      for (size_t c = 0; c < batch.chunks.size(); ++c) {
-        const engine::ForwardOptions score_only = Wanting(batch.chunks[c], /*keep=*/false);
-        ASSIGN_OR_RETURN(const std::span<const float> row, pass_.Forward(weights_, batch.chunks[c].tree, score_only));
-        logprobs[c].assign(row.begin(), row.end());
-      }
+      ASSIGN_OR_RETURN(logprobs, ScoreBatch(pass_, weights_, batch));
       report.forward_s += lap();
     }
     for (size_t c = 0; c < batch.chunks.size(); ++c) {
