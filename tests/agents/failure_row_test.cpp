@@ -26,6 +26,13 @@ TEST(FailureRow, CountsOneCauseUpToItsLimit) {
   EXPECT_EQ(row.too_long()->failures, 3) << "the first row is the one that is told";
 }
 
+TEST(FailureRow, WhatHasNoCauseIsACauseToo) {
+  FailureRow row(3);
+  for (int i = 0; i < 3; ++i) row.Fail(row.Begin(), "", "nothing said");
+  ASSERT_TRUE(row.too_long());
+  EXPECT_EQ(row.too_long()->cause, "unknown");
+}
+
 TEST(FailureRow, AnotherCauseOrAnyOtherEndBreaksIt) {
   FailureRow row(3);
   for (const char* cause : {"a", "a", "b", "b", "a", "a"}) row.Fail(row.Begin(), cause, "");

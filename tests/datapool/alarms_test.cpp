@@ -56,13 +56,33 @@ TEST(Alarms, EachRisesAtItsLimit) {
   infra.Add(Ended(300, 0, 100, std::nullopt));
   EXPECT_THAT(infra.Raised(100, Head(90)), testing::ElementsAre("infra_share: 33 of the last 64 attempts were infrastructure failures"));
 
+  for (int i = 0; i < 64; ++i) {
+    LedgerLine aborted = Ended(400 + i, 0, 100, std::nullopt);
+    aborted.outcome = "aborted";
+    aborted.reason = "stopped";
+    infra.Add(aborted);
+  }
+  EXPECT_THAT(Names(infra, 100, 90), testing::ElementsAre("infra_share")) << "an aborted attempt is none";
+
   Alarms silent = healthy;
   for (int g = 200; g < 231; ++g) {
+    EXPECT_THAT(Names(silent, 100, 90), testing::IsEmpty()) << "at most 30 of 32";
     silent.Add(Ended(g, 0, 100, g % 2));
     silent.Add(Ended(g, 1, 100, g % 2));
     silent.Add(Of(LedgerLine::Kind::kConsume, g, 100));
   }
   EXPECT_THAT(Names(silent, 100, 90), testing::ElementsAre("zero_signal_share")) << "31 of 32";
+
+  Alarms never_differed{AlarmLimits()};
+  for (int i = 0; i < 128; ++i) never_differed.Add(Ended(200 + i, 0, 100, 1));
+  EXPECT_THAT(Names(never_differed, 100, 90), testing::IsEmpty()) << "nothing collapsed";
+
+  // A head that nobody plays is not waited for, and without a head nothing is.
+  std::vector<SourceShape> idle = Head(100 - 1801);
+  idle[0].head_running = 0;
+  EXPECT_THAT(healthy.Raised(100, idle), testing::IsEmpty());
+  idle[0].head.reset();
+  EXPECT_THAT(healthy.Raised(1e6, idle), testing::IsEmpty());
 
   Alarms collapsed = healthy;
   for (int i = 0; i < 127; ++i) collapsed.Add(Ended(200 + i, 0, 100, 1));
@@ -75,6 +95,11 @@ TEST(Alarms, EachRisesAtItsLimit) {
   resumed.t = 100;
   collapsed.Add(resumed);
   EXPECT_THAT(Names(collapsed, 100, 90), testing::IsEmpty()) << "a resumed job begins anew";
+
+  Alarms stopped = silent;
+  EXPECT_THAT(Names(stopped, 100, 90), testing::ElementsAre("zero_signal_share"));
+  stopped.Add(resumed);
+  EXPECT_THAT(Names(stopped, 100, 90), testing::IsEmpty());
 
   // Killed, not stopped: what was open ends in the supervisor's name when the job is resumed.
   Alarms killed = infra;

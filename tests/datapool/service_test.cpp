@@ -113,6 +113,34 @@ TEST(Service, AnAlarmCanPauseTheJob) {
   }
 }
 
+// What could go wrong: a call is answered although what it did is not on disk.
+TEST(ServiceDeathTest, AWriteThatFailsEndsThePool) {
+  struct Full final : Store {
+    explicit Full(int64_t* count) : writes(count) {}
+    Status Write(const StoreWrite&, bool) override { return ++*writes > 1 ? ResourceExhausted("no space left") : Status::Ok(); }
+    Result<std::optional<std::string>> State() override { return std::optional<std::string>(); }
+    Result<std::vector<std::pair<int64_t, std::string>>> Ledger() override { return std::vector<std::pair<int64_t, std::string>>(); }
+    Result<std::string> Trajectory(const AttemptId&) override { return NotFound("none"); }
+    int64_t* writes;
+  };
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  LocalPoolOptions options;
+  options.config = Config("{\"P\":1,\"S\":1}");
+  options.job_incarnation = "j";
+  EXPECT_DEATH(
+      {
+        FakeClock clock;
+        Faults faults;
+        Metrics metrics;
+        int64_t writes = 0;
+        auto pool = LocalDataPool::Open(options, std::make_unique<Full>(&writes), metrics, Env{clock, PosixFileSystem::Get(), faults, Rng(0)});
+        (void)(*pool)->AttachAgents("a");
+        (void)(*pool)->AttachTrainer("t", 0);
+        (void)(*pool)->TakeIssues("a", 1, 0);
+      },
+      "no space left");
+}
+
 // What could go wrong: a record that does not verify is trained, takes its whole batch down, or its loss is not told.
 TEST(Service, ARecordThatDoesNotVerifyIsQuarantined) {
   struct Damaging final : Store {

@@ -77,6 +77,9 @@ TEST_F(Doors, HelpWhereverItIsAskedFor) {
   EXPECT_EQ(JobProcess::Door({"gateway", "try", kModel, "--help"}, &output), 0);
   EXPECT_EQ(output.rfind("usage: temper gateway try", 0), 0u) << output;
   EXPECT_EQ(JobProcess::Door({"pool", "nothing", "--help"}, &output), 2);
+  // What follows `--` is another program's.
+  EXPECT_EQ(JobProcess::Door({"sandbox", "run", "--", "ls", "--help"}, &output), 0) << output;
+  EXPECT_NE(output.find("\"outcome\""), std::string::npos) << output;
   const std::string launcher = TEMPER_SOURCE_DIR "/temper";
   const auto launch = [&](const std::string& words) { return WEXITSTATUS(std::system(("timeout 20 " + launcher + " " + words + " > " + folder_ + "/said 2>&1").c_str())); };
   EXPECT_EQ(launch("test nonsense"), 2);

@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "common/config.h"
 #include "common/file.h"
@@ -88,7 +89,7 @@ TEST(Run, TheWholeLoop) {
   // The rows of `pool export`: every trained token once, with the logprob it was drawn with, and what its reward says of it.
   EXPECT_EQ(JobProcess::Door({"pool", "export", job.folder()}, &output), 0) << output;
   int64_t trained = 0;
-  std::map<int64_t, double> gain;
+  std::map<int64_t, std::vector<std::pair<double, double>>> gained;  // of each rollout of a group: reward, advantage
   std::set<std::pair<int64_t, int64_t>> rollouts;
   for (const std::string& line : Split(std::string(Trim(output)), '\n')) {
     auto parsed = ParseJson(line);
@@ -104,10 +105,21 @@ TEST(Run, TheWholeLoop) {
       EXPECT_GE(row.at("versions").as_array()[k].as_int64(), row.at("version_admitted").as_int64());
       advantage = row.at("advantages").as_array()[k].to_number<double>();
     }
-    if (rollouts.insert({group, row.at("rollout").as_int64()}).second) gain[group] += advantage;
+    if (rollouts.insert({group, row.at("rollout").as_int64()}).second) gained[group].emplace_back(row.at("reward").to_number<double>(), advantage);
   }
   EXPECT_EQ(trained, *s.IntOr("tokens_trained", 0));
-  for (const auto& [group, sum] : gain) EXPECT_NEAR(sum, 0, 1e-4) << "group " << group << ": advantages of a group have mean 0";
+  int with_signal = 0;
+  for (const auto& [group, members] : gained) {
+    double mean = 0, squares = 0, sum = 0;
+    for (const auto& [reward, advantage] : members) mean += reward / static_cast<double>(members.size()), sum += advantage;
+    for (const auto& [reward, advantage] : members) squares += (reward - mean) * (reward - mean);
+    EXPECT_NEAR(sum, 0, 1e-4) << "group " << group << ": advantages of a group have mean 0";
+    // cispo: over the sample deviation of the group.
+    const double deviation = members.size() > 1 ? std::sqrt(squares / static_cast<double>(members.size() - 1)) : 0;
+    with_signal += deviation > 0;
+    for (const auto& [reward, advantage] : members) EXPECT_NEAR(advantage, deviation > 0 ? (reward - mean) / deviation : 0, 1e-4) << group;
+  }
+  EXPECT_GT(with_signal, 0) << "an export of zeros would pass";
   EXPECT_EQ(JobProcess::Door({"top", job.folder()}, &output), 0) << output;
   EXPECT_NE(output.find("step      5 of 5"), std::string::npos) << output;
   // A folder that is done is not trained again.

@@ -1,6 +1,7 @@
 // The whole training loop in one process: a pool of scripted groups whose tokens are scored with the weights that were published.
 #include "trainer/loop.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <google/protobuf/stubs/logging.h>
@@ -241,7 +242,7 @@ TrainerOptions Options(const std::string& run_dir, engine::Profile profile) {
 
 // A model of the same tokens as the policy, on disk.
 std::string OtherModel(uint64_t seed) {
-  const std::string path = testing::TempDir() + "trainer_loop_model_" + std::to_string(seed);
+  const std::string path = Scratch("model_" + std::to_string(seed));
   EXPECT_TRUE(engine::SaveHuggingFace(path, Tiny(), engine::InitParameters(Tiny(), seed), SomeText(), engine::FileType::kF32).ok());
   return path;
 }
@@ -449,6 +450,9 @@ TEST_P(LoopTest, SilentGroupsAreCheckedAndChangeNothing) {
   engine::Parameters expected = start;
   AdamW optimizer(Tiny());
   ASSERT_TRUE(optimizer.Step(*mixed.engine, options.optimizer, grads, expected).ok());
+  const json::value line = Lines(options.run_dir + "/metrics.jsonl").at(0);
+  EXPECT_GT(JsonRef(line).Field("grad_norm")->Double().value(), 0);
+  EXPECT_EQ(line.at("grad_norm_clipped"), line.at("grad_norm")) << "clip_norm 0 clips nothing";
   const engine::Parameters got = LoadNewestCheckpoint(options.run_dir)->params;
   double difference = 0, norm = 0;
   for (size_t i = 0; i < start.flat().size(); ++i) {
@@ -648,13 +652,38 @@ TEST(Loop, AModelOfOtherTokensIsRefused) {
   World world(kBf16);
   TrainerOptions options = Options(Scratch("other_tokens"), kBf16);
   options.algorithm = ParseAlgorithm(ParseJson(R"({"recipe":"opd"})").value()).value();
-  const engine::ModelConfig wide = TinyModel(kVocab + 1);
-  options.teacher = testing::TempDir() + "trainer_loop_wide";
-  ASSERT_TRUE(engine::SaveHuggingFace(options.teacher, wide, engine::InitParameters(wide, 1), SomeText(), engine::FileType::kF32).ok());
-  const Status status = world.Run(options);
-  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.ToString();
+  options.teacher = Scratch("other_tokens_teacher");
+  const auto refused = [&](const engine::ModelConfig& config, const text::TextFiles& text, const std::string& why) {
+    ASSERT_TRUE(engine::SaveHuggingFace(options.teacher, config, engine::InitParameters(config, 1), text, engine::FileType::kF32).ok());
+    const Status status = world.Run(options);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.ToString();
+    EXPECT_NE(status.message().find("trainer.teacher"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find(why), std::string::npos) << status.message();
+  };
+  refused(TinyModel(kVocab + 1), SomeText(), "49 tokens, the policy 48");
+  engine::ModelConfig shorter = Tiny();
+  shorter.max_positions /= 2;
+  refused(shorter, SomeText(), fmt::format("{} positions, the policy {}", shorter.max_positions, Tiny().max_positions));
+  text::TextFiles other;
+  other.tokenizer_json = R"({"version":"1.0","model":{"type":"BPE","vocab":{"a":0},"merges":[]}})";
+  refused(Tiny(), other, "token 0 differs");
+}
+
+// A run could go on with another teacher than it began with.
+TEST(Loop, TheTeacherStaysTheSame) {
+  World world(kBf16);
+  TrainerOptions options = Options(Scratch("teacher"), kBf16);
+  options.algorithm = ParseAlgorithm(ParseJson(R"({"recipe":"opd"})").value()).value();
+  options.teacher = OtherModel(5);
+  world.pool.stop_at = 3;
+  ASSERT_EQ(world.Run(options).code(), StatusCode::kCancelled);
+  world.pool.stop_at = -1;
+  TrainerOptions other = options;
+  other.teacher = OtherModel(6);
+  const Status status = world.Run(other);
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status.ToString();
   EXPECT_NE(status.message().find("trainer.teacher"), std::string::npos) << status.message();
-  EXPECT_NE(status.message().find("49 tokens, the policy 48"), std::string::npos) << status.message();
+  EXPECT_TRUE(world.Run(options).ok());
 }
 
 // Evaluations could run while rollouts are admitted, at another version than they claim, or twice under two numbers.
@@ -826,6 +855,14 @@ TEST(Loop, StepsThatAreNoNumberAreSkippedUpToALimit) {
   EXPECT_EQ(status.code(), StatusCode::kInternal) << status.ToString();
   EXPECT_NE(status.message().find("2 steps in a row"), std::string::npos) << status.message();
   EXPECT_EQ(LoadNewestCheckpoint(options.run_dir)->step, 5);
+  // One step between two that are skipped: they are not in a row.
+  ASSERT_TRUE(RemoveAll(checkpoints + "5").ok());
+  ASSERT_TRUE(RemoveAll(checkpoints + "4").ok());
+  ASSERT_TRUE(RemoveAll(checkpoints + "3").ok());
+  world.store[4] = world.store[2];
+  world.store.erase(5);
+  EXPECT_TRUE(world.Run(options).ok());
+  EXPECT_EQ(LoadNewestCheckpoint(options.run_dir)->step, 6);
 }
 
 // The best policy of a run could be gone when the run ends.

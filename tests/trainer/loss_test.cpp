@@ -62,6 +62,17 @@ TEST(Loss, CoefficientsOfTheReferenceFixture) {
   EXPECT_NEAR(m.clip_fraction_low, 0.2, 1e-15);
 }
 
+// Off policy, the divergence is the new policy's, not that of the one that drew.
+TEST(Loss, DivergenceFromTheReferenceIsThatOfTheNewPolicy) {
+  LossRollout first = Rollout(1, {-1}, {-1.5}), second = Rollout(0, {-2}, {-1.5});
+  first.logp_ref = {-1.2};
+  second.logp_ref = {-1};
+  const auto algorithm = ParseAlgorithm(ParseJson(R"({"recipe":"grpo","kl":{"where":"loss","coef":1}})").value()).value().algorithm;
+  const LossMetrics m = ComputeLoss(algorithm, {{{first, second}}}).metrics;
+  // k3 of x = logp_new - logp_ref: exp(-x) - 1 + x at 0.2 and at -1.
+  EXPECT_NEAR(m.kl_reference, (0.018730753077982 + 0.718281828459045) / 2, 1e-12);
+}
+
 // The mask of CISPO acts on one side only, by the sign of the advantage.
 TEST(Loss, CispoMaskIsOneSided) {
   auto coef = [](double advantage, double r) {
