@@ -37,6 +37,7 @@ namespace {
 constexpr int kChildrenMax = 256;
 constexpr int kClientsMax = 64;
 constexpr int kFdsMax = 8;
+constexpr int kGoneMs = 500;  // twice at most: well within the service's patience with a kill
 
 struct Child {
   pid_t pid = 0;
@@ -189,22 +190,56 @@ bool Start(const Command& command, const int* fds, int count, uint32_t exec_id, 
   return true;
 }
 
-// kill(-1) as that user: one system call for all of its processes, whatever group or session they are in. A child does it
-// because PID 1 must not change its own user.
-void KillUser(uint32_t role) {
-  pid_t pid = fork();
-  if (pid == 0) {
-    uint32_t uid = role == 1 ? kToolUid : kAgentUid;
-    if (setresuid(uid, uid, uid) == 0) kill(-1, SIGKILL);
-    _exit(0);
-  }
-  if (pid > 0) {
-    while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+uint64_t Micros(const timeval& t) { return static_cast<uint64_t>(t.tv_sec) * 1000000 + static_cast<uint64_t>(t.tv_usec); }
+
+void Reap() {
+  int status;
+  rusage usage;
+  for (pid_t pid; (pid = wait4(-1, &status, WNOHANG, &usage)) > 0;) {
+    for (Child& c : children) {
+      if (c.pid != pid) continue;
+      if (c.client == -1) Send(kControlFd, Message{kExit, c.exec_id, status, 0, Micros(usage.ru_utime) + Micros(usage.ru_stime)}, nullptr, 0);
+      if (c.client >= 0) {
+        Send(clients[c.client], Message{kExit, 0, status, 0, 0}, nullptr, 0);
+        close(clients[c.client]);
+        clients[c.client] = -1;
+      }
+      c.pid = 0;
+      break;
     }
-  } else {
+  }
+}
+
+// Ends all processes of a user, whatever group or session they are in, and waits until their places are free again: a command
+// that follows has all of them. kill(-1) as that user is one system call that no fork can slip through; a child makes it because
+// PID 1 must not change its own user.
+void KillUser(uint32_t role) {
+  const uint32_t uid = role == 1 ? kToolUid : kAgentUid;
+  pid_t pid = fork();
+  const bool full = pid < 0;
+  if (full) {
+    // No place for that child, and one that gets free is taken by whoever forks first: all stand still while the commands of
+    // this user make room.
+    kill(-1, SIGSTOP);
     for (const Child& c : children) {
       if (c.pid && c.role == role) kill(-c.pid, SIGKILL);
     }
+    for (int i = 0; i < kGoneMs && (pid = fork()) < 0; ++i) {
+      usleep(1000);
+      Reap();
+    }
+  }
+  if (pid == 0) {
+    if (setresuid(uid, uid, uid) == 0) kill(-1, SIGKILL);
+    _exit(0);
+  }
+  if (full) kill(-1, SIGCONT);
+  // The killed and the child, which is of this user too, until nobody has its id.
+  for (int i = 0; i < kGoneMs; ++i) {
+    Reap();
+    errno = 0;
+    if (getpriority(PRIO_USER, uid) == -1 && errno == ESRCH) break;
+    usleep(1000);
   }
 }
 
@@ -295,26 +330,6 @@ void Accept(int listener) {
     }
   }
   close(fd);
-}
-
-uint64_t Micros(const timeval& t) { return static_cast<uint64_t>(t.tv_sec) * 1000000 + static_cast<uint64_t>(t.tv_usec); }
-
-void Reap() {
-  int status;
-  rusage usage;
-  for (pid_t pid; (pid = wait4(-1, &status, WNOHANG, &usage)) > 0;) {
-    for (Child& c : children) {
-      if (c.pid != pid) continue;
-      if (c.client == -1) Send(kControlFd, Message{kExit, c.exec_id, status, 0, Micros(usage.ru_utime) + Micros(usage.ru_stime)}, nullptr, 0);
-      if (c.client >= 0) {
-        Send(clients[c.client], Message{kExit, 0, status, 0, 0}, nullptr, 0);
-        close(clients[c.client]);
-        clients[c.client] = -1;
-      }
-      c.pid = 0;
-      break;
-    }
-  }
 }
 
 int ToolListener() {
