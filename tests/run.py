@@ -142,7 +142,8 @@ def main():
         if state == "passed":
             passed += 1
         elif state == "failed":
-            broken.append(f"{binary}: {test}")
+            # The place and what it says: where only the last lines of an output are kept, this is all that tells.
+            broken.append(f"{binary}: {test}\n" + "\n".join("         " + line for line in text.splitlines()[:12]))
         elif re.match(r"(hardware|kernel):", text):
             skips.append(f"{binary}: {test}: {text}")
         else:
