@@ -1,12 +1,31 @@
-// Growable 64-byte aligned memory for activations and scratch: contents are undefined after growing.
+// Memory that is read from one end to the other: weights, activations, scratch. 64-byte aligned; several MiB and more are asked for
+// in pages of 2 MiB, which a core reads up to twice as fast as pages of 4 KiB (docs/engine_speed.md). A machine that has none to
+// give gives small ones.
 #pragma once
 
 #include <cstddef>
 #include <memory>
-#include <new>
 
 namespace temper::engine {
 
+std::byte* AllocateBytes(size_t bytes);  // contents undefined; std::bad_alloc
+void FreeBytes(std::byte* p, size_t bytes);
+// Asks for pages of 2 MiB within memory that the caller mapped and has not touched.
+void AskForLargePages(std::byte* p, size_t bytes);
+
+// The same for std::vector.
+template <typename T>
+struct Allocator {
+  using value_type = T;
+  Allocator() = default;
+  template <typename U>
+  Allocator(const Allocator<U>&) {}  // NOLINT: allocators convert
+  T* allocate(size_t n) { return reinterpret_cast<T*>(AllocateBytes(n * sizeof(T))); }
+  void deallocate(T* p, size_t n) { FreeBytes(reinterpret_cast<std::byte*>(p), n * sizeof(T)); }
+  bool operator==(const Allocator&) const = default;
+};
+
+// Growable: contents are undefined after growing.
 class Buffer {
  public:
   // At least `count` elements of T. Earlier pointers die when it grows.
@@ -15,7 +34,7 @@ class Buffer {
     const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
     if (bytes > bytes_) {
       data_.reset();
-      data_.reset(new (std::align_val_t(64)) std::byte[bytes]);
+      data_ = std::unique_ptr<std::byte, Free>(AllocateBytes(bytes), Free{bytes});
       bytes_ = bytes;
     }
     return reinterpret_cast<T*>(data_.get());
@@ -26,7 +45,8 @@ class Buffer {
 
  private:
   struct Free {
-    void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t(64)); }
+    size_t bytes;
+    void operator()(std::byte* p) const { FreeBytes(p, bytes); }
   };
   std::unique_ptr<std::byte, Free> data_;
   size_t bytes_ = 0;

@@ -6,6 +6,7 @@
 
 #include "common/check.h"
 #include "engine/bf16.h"
+#include "engine/buffer.h"
 
 namespace temper::engine {
 namespace {
@@ -33,6 +34,7 @@ KvPool::KvPool(const ModelConfig& config, Profile profile, int pages)
   const size_t bytes = page_bytes_ * pages;
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   TEMPER_CHECK(p != MAP_FAILED) << "no address space for " << bytes << " bytes of KV pages";
+  AskForLargePages(static_cast<std::byte*>(p), bytes);
   memory_ = std::unique_ptr<std::byte, Unmap>(static_cast<std::byte*>(p), Unmap{bytes});
   references_.assign(pages, 0);
   for (int i = pages - 1; i >= 0; --i) free_.push_back(i);

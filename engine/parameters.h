@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/buffer.h"
 #include "engine/config.h"
 
 namespace temper::engine {
@@ -46,7 +47,7 @@ class Parameters {
  private:
   ModelConfig config_;
   std::vector<TensorSpec> tensors_;
-  std::vector<float> data_;
+  std::vector<float, Allocator<float>> data_;
 };
 using Gradients = Parameters;
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include <fmt/format.h>
 
@@ -112,10 +111,6 @@ void PackGroup(const float* w, int n, int k, int depth, Profile profile, int gro
   RowsToPanel(scratch.data(), words, reinterpret_cast<uint32_t*>(matrix) + static_cast<size_t>(group) * words * 16);
 }
 
-struct FreeAligned {
-  void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t(64)); }
-};
-
 }  // namespace
 
 std::string Digest::Hex() const { return fmt::format("{:016x}{:016x}", high, low); }
@@ -219,7 +214,7 @@ Result<ComputeWeights> ComputeWeights::View(const ModelConfig& config, Profile p
 
 ComputeWeights ComputeWeights::FromParameters(const Parameters& params, Profile profile) {
   const size_t bytes = ComputeBytes(params.config(), profile);
-  std::shared_ptr<std::byte> memory(new (std::align_val_t(64)) std::byte[bytes], FreeAligned());
+  std::shared_ptr<std::byte> memory(AllocateBytes(bytes), [bytes](std::byte* p) { FreeBytes(p, bytes); });
   Pack(params, profile, {memory.get(), bytes});
   auto view = View(params.config(), profile, {memory.get(), bytes}, memory);
   TEMPER_CHECK(view.ok()) << view.status().ToString();

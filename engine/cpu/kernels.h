@@ -50,12 +50,11 @@ void ZeroTail(typename E::T* out, int from, int to) {
 
 // ---- GEMM -----------------------------------------------------------------------------------------------------------------
 // A block of A is expanded to fp32 once (row-major with stride kRowStride, or as it lies when transposed with stride kRows),
-// then a register tile of R rows by P panels runs down the reduced axis. C is kept exactly in fp32 between blocks of 32.
+// then a register tile of R rows by one panel runs down the reduced axis. C is kept exactly in fp32 between blocks of 32.
 
 constexpr int kRows = 96;                // rows of A expanded at a time
 constexpr int kDepth = 640;              // reduced axis at a time
 constexpr int kRowStride = kDepth + 16;  // not a power of two: spreads rows over cache sets
-constexpr int kTileRows = 6;
 
 // Asks for the line at p, which a later tile reads. Never faults.
 template <class T>
@@ -65,132 +64,62 @@ inline void Ahead(const T* p) {
 
 #if defined(__AVX512F__)
 
-template <class E, int R, int P, int RS, int KS>
-__attribute__((noinline)) void Tile(const float* a, const typename E::T* b, const typename E::T* ahead, int64_t b_stride,
-                                    int blocks, float* c, int64_t c_stride, bool start) {
-  __m512 sum[R][P];
+// One panel and no more: each number of A is then the operand of one multiply-add, which broadcasts it as it loads. Sums, even and
+// odd chains of eight rows are 24 registers.
+constexpr int kTileRows = 8;
+
+template <class E, int R, int RS, int KS>
+__attribute__((noinline)) void Tile(const float* a, const typename E::T* b, const typename E::T* ahead, int blocks, float* c,
+                                    int64_t c_stride, bool start) {
+  __m512 sum[R];
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) sum[r][p] = start ? _mm512_setzero_ps() : _mm512_loadu_ps(c + r * c_stride + 16 * p);
-  }
+  for (int r = 0; r < R; ++r) sum[r] = start ? _mm512_setzero_ps() : _mm512_loadu_ps(c + r * c_stride);
   const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-  if constexpr (E::kPairs && R * P > 8) {
-    // Too many chains for the registers beside the sums: keep those in memory.
-    alignas(64) float kept[R][P][16];
+  for (int block = 0; block < blocks; ++block) {
+    __m512 even[R], odd[R];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) _mm512_store_ps(kept[r][p], sum[r][p]);
-    }
-    for (int block = 0; block < blocks; ++block) {
-      __m512 even[R][P], odd[R][P];
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) even[r][p] = odd[r][p] = _mm512_setzero_ps();
-      }
+    for (int r = 0; r < R; ++r) even[r] = odd[r] = _mm512_setzero_ps();
+    if constexpr (E::kPairs) {
       for (int i = 0; i < 16; ++i) {
-        __m512 be[P], bo[P];
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) {
-          Ahead(ahead + p * b_stride + i * 32);
-          const __m512i w = _mm512_loadu_si512(b + p * b_stride + i * 32);
-          be[p] = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
-          bo[p] = _mm512_castsi512_ps(_mm512_and_si512(w, high));
-        }
+        // One row and two do little between loads: the processor fetches ahead by itself and only every other line need be asked for.
+        if (R > 2 || i % 2 == 0) Ahead(ahead + i * 32);
+        const __m512i w = _mm512_loadu_si512(b + i * 32);
+        const __m512 x = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
+        const __m512 y = _mm512_castsi512_ps(_mm512_and_si512(w, high));
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-          const __m512 ae = _mm512_set1_ps(a[r * RS + 2 * i * KS]), ao = _mm512_set1_ps(a[r * RS + (2 * i + 1) * KS]);
-#pragma GCC unroll 4
-          for (int p = 0; p < P; ++p) {
-            even[r][p] = _mm512_fmadd_ps(ae, be[p], even[r][p]);
-            odd[r][p] = _mm512_fmadd_ps(ao, bo[p], odd[r][p]);
-          }
+          even[r] = _mm512_fmadd_ps(_mm512_set1_ps(a[r * RS + 2 * i * KS]), x, even[r]);
+          odd[r] = _mm512_fmadd_ps(_mm512_set1_ps(a[r * RS + (2 * i + 1) * KS]), y, odd[r]);
         }
       }
-      a += 32 * KS;
-      b += 512;
-      ahead += 512;
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) {
-          _mm512_store_ps(kept[r][p], _mm512_add_ps(_mm512_load_ps(kept[r][p]), _mm512_add_ps(even[r][p], odd[r][p])));
-        }
+      for (int r = 0; r < R; ++r) even[r] = _mm512_add_ps(even[r], odd[r]);
+    } else {
+      for (int i = 0; i < 32; ++i) {
+        Ahead(ahead + i * 16);
+        const __m512 w = _mm512_loadu_ps(b + i * 16);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) even[r] = _mm512_fmadd_ps(_mm512_set1_ps(a[r * RS + i * KS]), w, even[r]);
       }
     }
+    a += 32 * KS;
+    b += 512;
+    ahead += 512;
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) _mm512_storeu_ps(c + r * c_stride + 16 * p, _mm512_load_ps(kept[r][p]));
-    }
-  } else {
-    for (int block = 0; block < blocks; ++block) {
-      __m512 even[R][P], odd[R][P];
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) even[r][p] = odd[r][p] = _mm512_setzero_ps();
-      }
-      if constexpr (E::kPairs) {
-        for (int i = 0; i < 16; ++i) {
-#pragma GCC unroll 4
-          for (int p = 0; p < P; ++p) {
-            Ahead(ahead + p * b_stride + i * 32);
-            const __m512i w = _mm512_loadu_si512(b + p * b_stride + i * 32);
-            const __m512 be = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
-            const __m512 bo = _mm512_castsi512_ps(_mm512_and_si512(w, high));
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-              even[r][p] = _mm512_fmadd_ps(_mm512_set1_ps(a[r * RS + 2 * i * KS]), be, even[r][p]);
-              odd[r][p] = _mm512_fmadd_ps(_mm512_set1_ps(a[r * RS + (2 * i + 1) * KS]), bo, odd[r][p]);
-            }
-          }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-          for (int p = 0; p < P; ++p) even[r][p] = _mm512_add_ps(even[r][p], odd[r][p]);
-        }
-      } else {
-        for (int i = 0; i < 32; ++i) {
-#pragma GCC unroll 4
-          for (int p = 0; p < P; ++p) {
-            Ahead(ahead + p * b_stride + i * 16);
-            const __m512 w = _mm512_loadu_ps(b + p * b_stride + i * 16);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-              even[r][p] = _mm512_fmadd_ps(_mm512_set1_ps(a[r * RS + i * KS]), w, even[r][p]);
-            }
-          }
-        }
-      }
-      a += 32 * KS;
-      b += 512;
-      ahead += 512;
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) sum[r][p] = _mm512_add_ps(sum[r][p], even[r][p]);
-      }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) _mm512_storeu_ps(c + r * c_stride + 16 * p, sum[r][p]);
-    }
+    for (int r = 0; r < R; ++r) sum[r] = _mm512_add_ps(sum[r], even[r]);
   }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) _mm512_storeu_ps(c + r * c_stride, sum[r]);
 }
 
 #else
 
+constexpr int kTileRows = 6;
+
 // Sixteen columns are two registers. The even chains run first and then the odd ones, so that six rows fit.
-template <class E, int R, int P, int RS, int KS>
-__attribute__((noinline)) void Tile(const float* a, const typename E::T* b, const typename E::T* ahead, int64_t b_stride,
-                                    int blocks, float* c, int64_t c_stride, bool start) {
-  static_assert(P == 1);
-  (void)b_stride;
+template <class E, int R, int RS, int KS>
+__attribute__((noinline)) void Tile(const float* a, const typename E::T* b, const typename E::T* ahead, int blocks, float* c,
+                                    int64_t c_stride, bool start) {
   alignas(32) float kept[R][16], even_kept[R][16];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -268,47 +197,30 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, cons
 
 #endif
 
-template <class E, int P, int RS, int KS>
-void TileRows(int rows, const float* a, const typename E::T* b, const typename E::T* ahead, int64_t b_stride, int blocks, float* c,
-              int64_t c_stride, bool start) {
-  switch (rows) {
-    case 1: return Tile<E, 1, P, RS, KS>(a, b, ahead, b_stride, blocks, c, c_stride, start);
-    case 2: return Tile<E, 2, P, RS, KS>(a, b, ahead, b_stride, blocks, c, c_stride, start);
-    case 3: return Tile<E, 3, P, RS, KS>(a, b, ahead, b_stride, blocks, c, c_stride, start);
-    case 4: return Tile<E, 4, P, RS, KS>(a, b, ahead, b_stride, blocks, c, c_stride, start);
-    case 5: return Tile<E, 5, P, RS, KS>(a, b, ahead, b_stride, blocks, c, c_stride, start);
-    default: return Tile<E, 6, P, RS, KS>(a, b, ahead, b_stride, blocks, c, c_stride, start);
+template <class E, int RS, int KS, int R = kTileRows>
+void TileRows(int rows, const float* a, const typename E::T* b, const typename E::T* ahead, int blocks, float* c, int64_t c_stride,
+              bool start) {
+  if constexpr (R > 1) {
+    if (rows < R) return TileRows<E, RS, KS, R - 1>(rows, a, b, ahead, blocks, c, c_stride, start);
   }
+  Tile<E, R, RS, KS>(a, b, ahead, blocks, c, c_stride, start);
 }
 
 template <class E, int RS, int KS>
 void RunBlock(const Gemm& g, const float* a, int rows, int k0, int depth, float* c, bool start) {
-  const auto* b = static_cast<const typename E::T*>(g.b) + static_cast<int64_t>(k0) * 16;
+  const auto* panel = static_cast<const typename E::T*>(g.b) + static_cast<int64_t>(k0) * 16;
   const int64_t b_stride = g.b_stride ? g.b_stride : static_cast<int64_t>(g.k) * 16;
   const int blocks = depth / 32;
-#if defined(__AVX512F__)
-  constexpr int kWide = 2;
-#else
-  constexpr int kWide = 1;
-#endif
-  int n = 0;
-  for (; n + 16 * kWide <= g.n; n += 16 * kWide) {
-    const auto* panels = b + n / 16 * b_stride;
-    for (int r = 0; r < rows; r += kTileRows) {
-      // The last tile of rows fetches the next panels while it computes; few rows wait for memory otherwise.
-      const auto* ahead = r + kTileRows < rows ? panels : panels + kWide * b_stride;
-      TileRows<E, kWide, RS, KS>(MinInt(kTileRows, rows - r), a + r * RS, panels, ahead, b_stride, blocks,
-                                 c + r * g.c_stride + n, g.c_stride, start);
-    }
-  }
-  for (; n < g.n; n += 16) {
+  const int tiles = (rows + kTileRows - 1) / kTileRows, tile = (rows + tiles - 1) / tiles;
+  for (int n = 0; n < g.n; n += 16, panel += b_stride) {
     const int columns = MinInt(16, g.n - n);
-    for (int r = 0; r < rows; r += kTileRows) {
-      const int count = MinInt(kTileRows, rows - r);
-      const auto* panel = b + n / 16 * b_stride;
+    for (int r = 0; r < rows; r += tile) {
+      const int count = MinInt(tile, rows - r);
+      // The last tile of rows fetches the next panel while it computes; few rows wait for memory otherwise.
+      const auto* ahead = r + tile < rows ? panel : panel + b_stride;
       float* to = c + r * g.c_stride + n;
       if (columns == 16) {
-        TileRows<E, 1, RS, KS>(count, a + r * RS, panel, panel, b_stride, blocks, to, g.c_stride, start);
+        TileRows<E, RS, KS>(count, a + r * RS, panel, ahead, blocks, to, g.c_stride, start);
         continue;
       }
       alignas(64) float edge[kTileRows * 16];
@@ -316,7 +228,7 @@ void RunBlock(const Gemm& g, const float* a, int rows, int k0, int depth, float*
       if (!start) {
         for (int i = 0; i < count; ++i) std::memcpy(edge + i * 16, to + i * g.c_stride, columns * sizeof(float));
       }
-      TileRows<E, 1, RS, KS>(count, a + r * RS, panel, panel, b_stride, blocks, edge, 16, start);
+      TileRows<E, RS, KS>(count, a + r * RS, panel, ahead, blocks, edge, 16, start);
       for (int i = 0; i < count; ++i) std::memcpy(to + i * g.c_stride, edge + i * 16, columns * sizeof(float));
     }
   }
@@ -326,9 +238,11 @@ template <class E>
 void GemmVector(const Gemm& g) {
   using T = typename E::T;
   alignas(64) float a[kRows * kRowStride];
-  static_assert(kRows * kDepth <= kRows * kRowStride);
-  // Chunks of the reduced axis of near-equal length.
-  const int chunks = (g.k + kDepth - 1) / kDepth;
+  constexpr int kFewStride = kRows * kRowStride / kTileRows / 32 * 32, kFewDepth = kFewStride - 32;
+  // Chunks of the reduced axis of near-equal length. Few rows read panels whole: one stream of memory.
+  const bool few = !g.a_transposed && g.m <= kTileRows;
+  const int most = few ? kFewDepth : kDepth;
+  const int chunks = (g.k + most - 1) / most;
   const int chunk = chunks ? Up((g.k + chunks - 1) / chunks, 32) : 0;
   bool start = !g.add;
   for (int part = 0; part < (g.a2 ? 2 : 1); ++part) {
@@ -347,11 +261,16 @@ void GemmVector(const Gemm& g) {
           }
           RunBlock<E, 1, kRows>(g, a, rows, k0, depth, c, start);
         } else {
+          const int stride = few ? kFewStride : kRowStride;
           for (int r = 0; r < rows; ++r) {
             const T* row = from + (m0 + r) * g.a_stride + k0;
-            for (int k = 0; k < depth; k += 16) Store(a + r * kRowStride + k, E::LoadE(row + k));
+            for (int k = 0; k < depth; k += 16) Store(a + r * stride + k, E::LoadE(row + k));
           }
-          RunBlock<E, kRowStride, 1>(g, a, rows, k0, depth, c, start);
+          if (few) {
+            RunBlock<E, kFewStride, 1>(g, a, rows, k0, depth, c, start);
+          } else {
+            RunBlock<E, kRowStride, 1>(g, a, rows, k0, depth, c, start);
+          }
         }
       }
       start = false;

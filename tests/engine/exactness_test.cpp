@@ -315,7 +315,8 @@ TEST(Gemm, IsThePairDotOnEveryPath) {
   };
   const Case cases[] = {{1, 16, 32, false, false, false},    {1, 48, 96, false, true, false},  {5, 33, 64, true, false, false},
                         {17, 100, 1056, false, true, false}, {98, 40, 544, true, false, true}, {33, 17, 32, false, false, true},
-                        {64, 64, 2080, true, false, true},   {6, 7, 1024, false, true, true}};
+                        {64, 64, 2080, true, false, true},   {6, 7, 1024, false, true, true},
+                        {3, 40, 16448, false, true, true},   {8, 32, 1536, false, false, false}};
   for (const Case& t : cases) {
     FlushDenormals mode;
     std::vector<uint16_t> a(t.m * t.k), a2(t.m * t.k), b(t.n * t.k);
