@@ -397,25 +397,23 @@ Status Config::Finish() const {
 std::string Config::ResolvedYaml() const {
   // Blocks in the order in which they were first read, whatever came between.
   struct Tree {
-    std::vector<std::pair<std::string, Tree>> members;
-    std::string json;
-    Tree& At(const std::string& key) {
-      for (auto& member : members) {
-        if (member.first == key) return member.second;
+    std::string key, json;
+    std::vector<Tree> members;
+    Tree& At(const std::string& name) {
+      for (Tree& member : members) {
+        if (member.key == name) return member;
       }
-      return members.emplace_back(key, Tree{}).second;
+      return members.emplace_back(Tree{name, "", {}});
     }
     void Print(int depth, std::string* out) const {
-      for (size_t i = 0; i < members.size(); ++i) {
-        const auto& [key, value] = members[i];
-        std::string indent(static_cast<size_t>(2 * depth), ' ');
-        const bool item = key[0] == '[';
-        *out += indent + (item ? std::string("-") : key + ":");
-        if (value.members.empty()) {
-          *out += " " + value.json + "\n";
+      for (const Tree& member : members) {
+        const bool item = member.key[0] == '[';
+        *out += std::string(static_cast<size_t>(2 * depth), ' ') + (item ? "-" : member.key + ":");
+        if (member.members.empty()) {
+          *out += " " + member.json + "\n";
         } else {
           *out += "\n";
-          value.Print(depth + 1, out);
+          member.Print(depth + 1, out);
         }
       }
     }
