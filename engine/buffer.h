@@ -1,6 +1,6 @@
-// Memory that is read from one end to the other: weights, activations, scratch. 64-byte aligned; several MiB and more are asked for
-// in pages of 2 MiB, which a core reads up to twice as fast as pages of 4 KiB (docs/engine_speed.md). A machine that has none to
-// give gives small ones.
+// Memory that is read from one end to the other: weights, activations, scratch. 64-byte aligned; several MiB and more are asked
+// for in pages of 2 MiB, which a core reads up to twice as fast as pages of 4 KiB (docs/engine_speed.md). A machine that has none
+// to give gives small ones.
 #pragma once
 
 #include <cstddef>

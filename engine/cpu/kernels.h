@@ -64,8 +64,8 @@ inline void Ahead(const T* p) {
 
 #if defined(__AVX512F__)
 
-// One panel and no more: each number of A is then the operand of one multiply-add, which broadcasts it as it loads. Sums, even and
-// odd chains of eight rows are 24 registers.
+// One panel and no more: each number of A is then the operand of one multiply-add, which broadcasts it as it loads. Sums, even
+// and odd chains of eight rows are 24 registers.
 constexpr int kTileRows = 8;
 
 template <class E, int R, int RS, int KS>
@@ -81,8 +81,7 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, cons
     for (int r = 0; r < R; ++r) even[r] = odd[r] = _mm512_setzero_ps();
     if constexpr (E::kPairs) {
       for (int i = 0; i < 16; ++i) {
-        // One row and two do little between loads: the processor fetches ahead by itself and only every other line need be asked for.
-        if (R > 2 || i % 2 == 0) Ahead(ahead + i * 32);
+        if (R > 2) Ahead(ahead + i * 32);  // fewer do little between loads: then the processor alone fetches faster
         const __m512i w = _mm512_loadu_si512(b + i * 32);
         const __m512 x = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
         const __m512 y = _mm512_castsi512_ps(_mm512_and_si512(w, high));
@@ -133,7 +132,7 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, cons
     for (int r = 0; r < R; ++r) s[r][0] = s[r][1] = _mm256_setzero_ps();
     if constexpr (E::kPairs) {
       for (int i = 0; i < 16; ++i) {
-        Ahead(ahead + i * 32);
+        if (R > 1) Ahead(ahead + i * 32);  // as above
         const auto* w = reinterpret_cast<const __m256i*>(b + i * 32);
         const __m256 x = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(w), 16));
         const __m256 y = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(w + 1), 16));
@@ -198,8 +197,8 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, cons
 #endif
 
 template <class E, int RS, int KS, int R = kTileRows>
-void TileRows(int rows, const float* a, const typename E::T* b, const typename E::T* ahead, int blocks, float* c, int64_t c_stride,
-              bool start) {
+void TileRows(int rows, const float* a, const typename E::T* b, const typename E::T* ahead, int blocks, float* c,
+              int64_t c_stride, bool start) {
   if constexpr (R > 1) {
     if (rows < R) return TileRows<E, RS, KS, R - 1>(rows, a, b, ahead, blocks, c, c_stride, start);
   }

@@ -71,6 +71,107 @@ __attribute__((target("avx512f"))) void ReadWide(const std::byte* from, size_t b
   sink = static_cast<float>(lanes[0]);
 }
 
+// kTile rows at a time, `repeats` times, of every line; lines in flight make up for few rows. kAhead: bytes ahead that are asked for.
+template <int kTile, bool kPairs, int kAhead>
+__attribute__((target("avx512f"))) void MultiplyWide(const std::byte* from, size_t bytes, int repeats) {
+  constexpr int kLines = kTile >= 8 ? 1 : 8 / kTile;
+  __m512 even[kLines][kTile], odd[kLines][kTile];
+  for (auto* chains : {&even, &odd}) {
+    for (auto& line : *chains) {
+      for (__m512& x : line) {
+        x = _mm512_setzero_ps();
+        asm volatile("" : "+v"(x));  // chains that the compiler knows to be equal would be computed once
+      }
+    }
+  }
+  const __m512 a = _mm512_set1_ps(sink);
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  for (size_t i = 0; i + 64 * kLines <= bytes; i += 64 * kLines) {
+#pragma GCC unroll 8
+    for (int k = 0; k < kLines; ++k) {
+      const std::byte* line = from + i + 64 * k;
+      if (kAhead) _mm_prefetch(reinterpret_cast<const char*>(line + kAhead), kAhead > 4096 ? _MM_HINT_T1 : _MM_HINT_T0);
+      const __m512i w = _mm512_loadu_si512(line);
+      const __m512 x = kPairs ? _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)) : _mm512_castsi512_ps(w);
+      const __m512 y = _mm512_castsi512_ps(_mm512_and_si512(w, high));
+      for (int repeat = 0; repeat < repeats; ++repeat) {
+#pragma GCC unroll 8
+        for (int r = 0; r < kTile; ++r) {
+          even[k][r] = _mm512_fmadd_ps(a, x, even[k][r]);
+          if (kPairs) odd[k][r] = _mm512_fmadd_ps(a, y, odd[k][r]);
+        }
+      }
+    }
+  }
+  __m512 sum = _mm512_setzero_ps();
+  for (auto& line : even) for (auto& x : line) sum = _mm512_add_ps(sum, x);
+  for (auto& line : odd) for (auto& x : line) sum = _mm512_add_ps(sum, x);
+  alignas(64) float lanes[16];
+  _mm512_store_ps(lanes, sum);
+  sink = lanes[0];
+}
+
+template <int kTile, bool kPairs, int kAhead>
+__attribute__((target("avx2,fma"))) void Multiply(const std::byte* from, size_t bytes, int repeats) {
+  constexpr int kLines = kTile > 1 ? 1 : 2;
+  __m256 even[kLines][kTile][2], odd[kLines][kTile][2];
+  for (auto* chains : {&even, &odd}) {
+    for (auto& line : *chains) {
+      for (auto& row : line) {
+        for (__m256& x : row) {
+          x = _mm256_setzero_ps();
+          asm volatile("" : "+x"(x));  // as above
+        }
+      }
+    }
+  }
+  const __m256 a = _mm256_set1_ps(sink);
+  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  for (size_t i = 0; i + 64 * kLines <= bytes; i += 64 * kLines) {
+#pragma GCC unroll 2
+    for (int k = 0; k < kLines; ++k) {
+      const std::byte* line = from + i + 64 * k;
+      if (kAhead) _mm_prefetch(reinterpret_cast<const char*>(line + kAhead), kAhead > 4096 ? _MM_HINT_T1 : _MM_HINT_T0);
+      __m256 x[2], y[2];
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line) + half);
+        x[half] = kPairs ? _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)) : _mm256_castsi256_ps(w);
+        y[half] = _mm256_castsi256_ps(_mm256_and_si256(w, high));
+      }
+      for (int repeat = 0; repeat < repeats; ++repeat) {
+#pragma GCC unroll 2
+        for (int r = 0; r < kTile; ++r) {
+#pragma GCC unroll 2
+          for (int half = 0; half < 2; ++half) {
+            even[k][r][half] = _mm256_fmadd_ps(a, x[half], even[k][r][half]);
+            if (kPairs) odd[k][r][half] = _mm256_fmadd_ps(a, y[half], odd[k][r][half]);
+          }
+        }
+      }
+    }
+  }
+  __m256 sum = _mm256_setzero_ps();
+  for (auto& line : even) for (auto& x : line) sum = _mm256_add_ps(sum, _mm256_add_ps(x[0], x[1]));
+  for (auto& line : odd) for (auto& x : line) sum = _mm256_add_ps(sum, _mm256_add_ps(x[0], x[1]));
+  sink = _mm256_cvtss_f32(sum);
+}
+
+using MultiplyLoop = void (*)(const std::byte* from, size_t bytes, int repeats);
+struct Loop {
+  MultiplyLoop run;
+  int repeats;
+};
+
+template <bool kPairs, int kAhead>
+Loop LoopFor(int rows, bool wide) {
+  if (!wide) return rows < 2 ? Loop{Multiply<1, kPairs, kAhead>, 1} : Loop{Multiply<2, kPairs, kAhead>, rows / 2};
+  if (rows >= 8) return {MultiplyWide<8, kPairs, kAhead>, rows / 8};
+  if (rows >= 4) return {MultiplyWide<4, kPairs, kAhead>, 1};
+  if (rows == 3) return {MultiplyWide<3, kPairs, kAhead>, 1};
+  return rows == 2 ? Loop{MultiplyWide<2, kPairs, kAhead>, 1} : Loop{MultiplyWide<1, kPairs, kAhead>, 1};
+}
+
 }  // namespace
 
 double Now(Clock clock) {
@@ -104,6 +205,28 @@ double ReadBandwidth(engine::Engine& engine, std::span<const std::byte> memory, 
     best = std::max(best, static_cast<double>(part) * threads / (Now(clock) - begin));
   }
   return best;
+}
+
+double ReadAndMultiply(engine::Engine& engine, engine::Profile profile, const std::vector<Stretch>& stretches, Clock clock) {
+  const bool wide = engine.path() != engine::CpuPath::kAvx2, pairs = profile == engine::Profile::kBf16;
+  const int threads = engine.threads().count();
+  double total = 0;
+  for (const Stretch& stretch : stretches) {
+    const size_t part = stretch.memory.size() / static_cast<size_t>(threads) / 64 * 64;
+    double best = 0;
+    for (const auto loop_for : {pairs ? LoopFor<true, 0> : LoopFor<false, 0>, pairs ? LoopFor<true, 2048> : LoopFor<false, 2048>,
+                                pairs ? LoopFor<true, 16384> : LoopFor<false, 16384>}) {
+      const Loop loop = loop_for(stretch.rows, wide);
+      const double begin = Now(clock);
+      engine.threads().Run(threads, [&](int i, int) {
+        loop.run(stretch.memory.data() + static_cast<size_t>(i) * part, part, loop.repeats);
+      });
+      const double seconds = Now(clock) - begin;
+      if (best == 0 || seconds < best) best = seconds;
+    }
+    total += best;
+  }
+  return total;
 }
 
 }  // namespace temper::trainer::bench
