@@ -75,5 +75,24 @@ TEST(Floors, AreRatesOfThisMachine) {
   EXPECT_LT(ReadBandwidth(*engine, memory, Clock::kWall), 1e12);
 }
 
+// Goes wrong if the compiler, or a loop for some count of rows, leaves out arithmetic: then it would be faster than the peak.
+TEST(Floors, ALoopDoesItsArithmetic) {
+  const std::vector<std::byte> memory(4 << 20);
+  for (const engine::CpuPath path : engine::AvailableCpuPaths()) {
+    auto engine = engine::MakeEngine(path, 1);
+    for (const auto profile : {engine::Profile::kBf16, engine::Profile::kF32}) {
+      for (const int rows : {3, 8, 24, 64}) {
+        double seconds = 1;  // the best of several; other programs run
+        for (int i = 0; i < 5; ++i) {
+          seconds = std::min(seconds, ReadAndMultiply(*engine, profile, {{memory, rows}}, Clock::kCpu));
+        }
+        const int done = path == engine::CpuPath::kAvx2 ? rows / 2 * 2 : rows;
+        const double numbers = static_cast<double>(memory.size()) / (profile == engine::Profile::kBf16 ? 2 : 4);
+        EXPECT_LT(2 * numbers * done / seconds, 1.1 * PeakFlops(*engine, Clock::kCpu)) << engine::CpuPathName(path) << ", " << rows;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace temper::trainer::bench

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <random>
 #include <utility>
@@ -212,7 +213,13 @@ Status Bench::Gemm() {
                              Shape{"Qwen3-0.6B gate and up", 6144, 1024}, Shape{"Qwen3-0.6B down", 1024, 3072}}) {
     const size_t elements = static_cast<size_t>(shape.n) * shape.k, bytes = elements * element_bytes;
     for (int m : {1, 4, 8, 16, 32, 64, 256, 512}) {
-      const auto ours = Product(m, shape.n, shape.k);
+      // Several in a row, as a pass computes them: one alone would begin with caches full of what others have read.
+      const int repeats = m <= 64 ? 8 : 1;
+      const auto ours = [&, product = Product(m, shape.n, shape.k)] {
+        double seconds = 0;
+        for (int i = 0; i < repeats; ++i) seconds += product();
+        return seconds / repeats;
+      };
       const double flops = 2.0 * m * static_cast<double>(elements);
       const std::string name = fmt::format("{}, {} x {} x {}", shape.name, m, shape.n, shape.k);
       std::vector<double> rates, floors, limits;
@@ -228,19 +235,20 @@ Status Bench::Gemm() {
           const std::vector<Stretch> all = {{{cold_.as<std::byte>(), kColdBytes}, m}};
           limits.push_back(flops / (ReadAndMultiply(engine_, options_.profile, all, options_.clock) * bytes / kColdBytes) / 1e9);
         }
-        // Several in a row, as a pass computes them: one alone would begin with caches full of what the floors have read.
-        double seconds = 0;
-        const int repeats = m <= 64 ? 8 : 1;
-        for (int repeat = 0; repeat < repeats; ++repeat) seconds += ours();
-        rates.push_back(flops * repeats / seconds / 1e9);
+        rates.push_back(flops / ours() / 1e9);
       }
       emit_(Compare("gemm", name, "GFLOP/s", memory ? "read bandwidth, weights cold" : "peak of fp32 multiply-adds", rates,
                     floors));
       if (m <= 64) emit_(Compare("gemm", name, "GFLOP/s", kLoop, rates, limits));
       std::vector<std::pair<std::string, std::string>> requests;
-      for (const char* dtype : {"float32", "bfloat16"}) {
-        requests.emplace_back(dtype,
-                              fmt::format(R"({{"work":"gemm","m":{},"n":{},"k":{},"dtype":"{}"}})", m, shape.n, shape.k, dtype));
+      for (const auto& [label, library, dtype] : std::initializer_list<std::array<const char*, 3>>{
+               {"float32", "torch", "float32"},
+               {"bfloat16", "torch", "bfloat16"},
+               {"oneDNN float32, weights packed before", "onednn", "float32"},
+               {"OpenBLAS float32", "openblas", "float32"}}) {
+        requests.emplace_back(
+            label, fmt::format(R"({{"work":"gemm","m":{},"n":{},"k":{},"library":"{}","dtype":"{}","repeats":{}}})", m, shape.n,
+                               shape.k, library, dtype, repeats));
       }
       RETURN_IF_ERROR(AgainstPeers("gemm", name, "GFLOP/s", flops / 1e9, requests, ours));
     }

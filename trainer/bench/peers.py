@@ -1,6 +1,6 @@
 """Measures peers of `temper bench`: `peers.py torch THREADS PATH CLOCK`, then a line of JSON a request, its seconds in return.
 
-{"work": "gemm", "m", "n", "k", "dtype"}; {"work": "decode", "config", "batch", "context", "dtype"}; {"work": "prefill", "config",
+{"work": "gemm", "m", "n", "k", "library", "dtype", "repeats"}; {"work": "decode", "config", "batch", "context", "dtype"}; {"work": "prefill", "config",
 "tokens", "dtype"}; {"work": "step", "config", "rows", "length", "mode"}. Models have random weights of the config's shape. PATH
 (avx2, avx512, amx) caps the libraries alike.
 """
@@ -14,7 +14,10 @@ now = {"wall": time.perf_counter, "cpu": time.process_time}[CLOCK]
 if PATH in ("avx2", "avx512"):
     os.environ["ONEDNN_MAX_CPU_ISA"] = {"avx2": "AVX2", "avx512": "AVX512_CORE"}[PATH]
     os.environ["MKL_ENABLE_INSTRUCTIONS"] = PATH.upper()
-os.environ["OMP_NUM_THREADS"] = str(THREADS)
+    os.environ["ATEN_CPU_CAPABILITY"] = PATH
+if PATH == "avx2":
+    os.environ["OPENBLAS_CORETYPE"] = "Haswell"
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(THREADS)
 answers = os.dup(1)
 os.dup2(2, 1)  # what libraries print is no answer
 
@@ -31,17 +34,29 @@ def once(key, make):
     return held[key]
 
 
-def gemm(m, n, k, dtype):
+def gemm(m, n, k, library, dtype, repeats):
     # As many matrices as ours are read from: none is in a cache when its turn comes.
+    key = ("gemm", m, n, k, library, dtype)
+    if key not in held:
+        held.clear()  # what served the last product
+
     def make():
         copies = max(1, (160 << 20) // (n * k * 4))
-        return [torch.randn(n, k, dtype=DTYPES[dtype]) for _ in range(copies)], torch.randn(m, k, dtype=DTYPES[dtype]), [0]
+        weights = [torch.randn(n, k, dtype=DTYPES[dtype]) for _ in range(copies)]
+        x = torch.randn(m, k, dtype=DTYPES[dtype])
+        if library == "openblas":  # numpy's
+            return [w.numpy() for w in weights], lambda w, x=x.numpy(): x @ w.T, [0]
+        if library == "onednn":
+            packed = [torch.ops.mkldnn._reorder_linear_weight(w, m) for w in weights]
+            return packed, lambda w: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], ""), [0]
+        return weights, lambda w: torch.nn.functional.linear(x, w), [0]
 
-    weights, x, turn = once(("gemm", m, n, k, dtype), make)
+    weights, product, turn = once(key, make)
     begin = now()
-    torch.nn.functional.linear(x, weights[turn[0] % len(weights)])
-    turn[0] += 1
-    return now() - begin
+    for _ in range(repeats):
+        product(weights[turn[0] % len(weights)])
+        turn[0] += 1
+    return (now() - begin) / repeats
 
 
 def model(config, dtype):
