@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/command.h"
+#include "datapool/bench/commands.h"
 #include "datapool/commands.h"
 #include "engine/commands.h"
 #include "engine/files/commands.h"
@@ -26,6 +27,7 @@ std::vector<Command> AllCommands() {
   add(trainer::Commands());
   add(trainer::BenchCommands());
   add(datapool::Commands());
+  add(datapool::BenchCommands());
   add(engine::Commands());
   add(engine::FileCommands());
   add(engine::DecodeCommands());

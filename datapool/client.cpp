@@ -1,9 +1,15 @@
 #include "datapool/client.h"
 
+#include <condition_variable>
+#include <deque>
 #include <mutex>
+#include <optional>
+#include <vector>
 
+#include "common/log.h"
 #include "common/rpc.h"
 #include "common/rpc_call.h"
+#include "datapool/segment.h"
 #include "temper/v1/pool.grpc.pb.h"
 
 namespace temper::datapool {
@@ -47,19 +53,17 @@ class RemoteDataPool final : public DataPool {
     return reply;
   }
 
+  // Attempts that end while a message is on its way gather and share the next one.
   Result<bool> Finish(const std::string& incarnation, const FinishedAttempt& attempt) override {
-    v1::PoolFinishRequest q;
-    q.set_incarnation(incarnation);
-    q.mutable_attempt()->set_group(attempt.id.group);
-    q.mutable_attempt()->set_rollout(attempt.id.rollout);
-    q.mutable_attempt()->set_attempt(attempt.id.attempt);
-    q.set_outcome(attempt.outcome);
-    q.set_reason(attempt.reason);
-    if (attempt.reward) q.set_reward(*attempt.reward);
-    q.set_trajectory(attempt.trajectory);
-    v1::PoolFinishReply p;
-    RETURN_IF_ERROR(Call(&Stub::Finish, q, &p));
-    return !p.ignored();
+    Ending mine{incarnation, attempt};
+    std::unique_lock lock(ending_mutex_);
+    ending_.push_back(&mine);
+    if (senders_ < kSenders) Send(lock);
+    while (!mine.answer) {
+      mine.changed.wait(lock, [&] { return mine.answer || mine.lead; });
+      if (mine.lead && !mine.answer) Send(lock);
+    }
+    return *std::move(mine.answer);
   }
 
   Result<std::vector<int64_t>> AttachTrainer(const std::string& incarnation, int64_t step) override {
@@ -84,6 +88,9 @@ class RemoteDataPool final : public DataPool {
     reply.again = p.again();
     reply.closed = p.closed();
     reply.exhausted = p.exhausted();
+    if (!reply.ready) return reply;
+    const v1::PoolSegment& where = p.segment();
+    ASSIGN_OR_RETURN(const SegmentView segment, SegmentView::Open({where.pid(), where.fd(), where.inode(), where.bytes()}));
     for (const v1::PoolLeasedGroup& g : p.groups()) {
       LeasedGroup group;
       group.group = g.group();
@@ -91,14 +98,18 @@ class RemoteDataPool final : public DataPool {
       group.task = g.task();
       group.source = g.source();
       group.rollouts.assign(g.rollouts().begin(), g.rollouts().end());
-      v1::PoolReadGroupRequest read;
-      read.set_group(g.group());
-      v1::PoolReadGroupReply members;
-      RETURN_IF_ERROR(Call(&Stub::ReadGroup, read, &members));
-      for (std::string& bytes : *members.mutable_members()) group.members.push_back(std::move(bytes));
+      for (const v1::PoolMember& m : g.members()) {
+        ASSIGN_OR_RETURN(std::string bytes, segment.Read({m.offset(), m.bytes(), m.checksum()}));
+        group.members.push_back(std::move(bytes));
+      }
       if (group.members.size() != group.rollouts.size()) return Internal("the pool answered another group than it leased");
       reply.groups.push_back(std::move(group));
     }
+    v1::PoolReceivedRequest received;
+    received.set_batch(batch);
+    v1::PoolReceivedReply nothing;
+    // Should it not arrive, the memory goes with the batch's update.
+    if (temper::Status s = Call(&Stub::Received, received, &nothing); !s.ok()) log::Warn("leased data not let go", {{"error", s.ToString()}});
     return reply;
   }
 
@@ -139,6 +150,67 @@ class RemoteDataPool final : public DataPool {
 
  private:
   using Stub = v1::Pool::Stub;
+  // One caller of Finish, on its own stack.
+  struct Ending {
+    const std::string& incarnation;
+    const FinishedAttempt& attempt;
+    std::optional<Result<bool>> answer = std::nullopt;
+    bool lead = false;  // it is on this caller to send what waits
+    std::condition_variable changed = {};
+  };
+  static constexpr int kSenders = 2;  // messages on their way at once
+  static constexpr int kAttemptsPerMessage = 64;
+  static constexpr size_t kBytesPerMessage = 32 << 20;
+
+  // One message with the oldest that wait, and their answers.
+  void Send(std::unique_lock<std::mutex>& lock) {
+    ++senders_;
+    std::vector<Ending*> sent;
+    size_t bytes = 0;
+    while (!ending_.empty() && sent.size() < kAttemptsPerMessage && bytes < kBytesPerMessage &&
+           (sent.empty() || ending_.front()->incarnation == sent.front()->incarnation)) {
+      sent.push_back(ending_.front());
+      ending_.pop_front();
+      bytes += sent.back()->attempt.trajectory.size();
+    }
+    lock.unlock();
+    v1::PoolFinishReply p;
+    temper::Status status = temper::Status::Ok();
+    if (!sent.empty()) {
+      v1::PoolFinishRequest q;
+      q.set_incarnation(sent.front()->incarnation);
+      for (const Ending* ending : sent) {
+        const FinishedAttempt& attempt = ending->attempt;
+        v1::PoolFinished* out = q.add_attempts();
+        out->mutable_attempt()->set_group(attempt.id.group);
+        out->mutable_attempt()->set_rollout(attempt.id.rollout);
+        out->mutable_attempt()->set_attempt(attempt.id.attempt);
+        out->set_outcome(attempt.outcome);
+        out->set_reason(attempt.reason);
+        if (attempt.reward) out->set_reward(*attempt.reward);
+        out->set_trajectory(attempt.trajectory);
+      }
+      status = Call(&Stub::Finish, q, &p);
+      if (status.ok() && static_cast<size_t>(p.answers_size()) != sent.size()) status = Internal("the pool answered other attempts than it was told of");
+    }
+    lock.lock();
+    for (size_t i = 0; i < sent.size(); ++i) {
+      if (!status.ok()) {
+        sent[i]->answer = status;
+      } else {
+        const v1::PoolFinishAnswer& answer = p.answers(static_cast<int>(i));
+        const auto code = static_cast<StatusCode>(answer.code());
+        if (code == StatusCode::kOk) sent[i]->answer = !answer.ignored();
+        else sent[i]->answer = temper::Status(code, answer.message()).WithContext("pool");
+      }
+      sent[i]->changed.notify_one();
+    }
+    --senders_;
+    if (!ending_.empty() && senders_ < kSenders && !ending_.front()->lead) {
+      ending_.front()->lead = true;
+      ending_.front()->changed.notify_one();
+    }
+  }
 
   // Every call may be repeated, so all are retried while the pool restarts.
   template <typename Request, typename Reply>
@@ -150,6 +222,9 @@ class RemoteDataPool final : public DataPool {
 
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<Stub> stub_;
+  std::mutex ending_mutex_;
+  std::deque<Ending*> ending_;  // not sent yet
+  int senders_ = 0;
   std::mutex taking_;
   int64_t received_ = 0;
 };

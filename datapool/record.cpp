@@ -3,6 +3,9 @@
 #include <xxhash.h>
 #include <zstd.h>
 
+#include <algorithm>
+#include <memory>
+
 #include "datapool/store_keys.h"
 #include "fmt/format.h"
 
@@ -23,6 +26,26 @@ uint64_t Checksum(const AttemptId& id, char form, uint64_t size, std::string_vie
   return XXH3_64bits_withSeed(payload.data(), payload.size(), XXH3_64bits(head.data(), head.size()));
 }
 
+// Of this thread: making one costs more than compressing a short record.
+ZSTD_CCtx* Context() {
+  static thread_local const std::unique_ptr<ZSTD_CCtx, size_t (*)(ZSTD_CCtx*)> context(ZSTD_createCCtx(), &ZSTD_freeCCtx);
+  return context.get();
+}
+
+// Log-probabilities are noise to a compressor: what they leave to gain would cost more time, at each write and read, than it saves.
+bool Worthwhile(size_t packed, size_t plain) { return packed < plain - plain / 8; }
+
+// Judged from pieces all over a record, so that one that gains nothing is not compressed in vain.
+bool Compresses(std::string_view bytes) {
+  constexpr size_t kShort = 2048, kPieces = 4, kPieceMost = 4096;
+  if (bytes.size() < kShort) return !bytes.empty();
+  const size_t piece = std::min(bytes.size() / 16, kPieceMost);
+  char sample[kPieces * kPieceMost], packed[ZSTD_COMPRESSBOUND(sizeof sample)];
+  for (size_t i = 0; i < kPieces; ++i) bytes.copy(sample + i * piece, piece, (bytes.size() - piece) * i / (kPieces - 1));
+  const size_t n = ZSTD_compressCCtx(Context(), packed, sizeof packed, sample, kPieces * piece, kLevel);
+  return !ZSTD_isError(n) && Worthwhile(n, kPieces * piece);
+}
+
 Status Damaged(const AttemptId& id, const char* what) {
   return DataLoss(fmt::format("record {}.{}.{} does not verify: {}", id.group, id.rollout, id.attempt, what));
 }
@@ -30,21 +53,26 @@ Status Damaged(const AttemptId& id, const char* what) {
 }  // namespace
 
 std::string PackRecord(const AttemptId& id, std::string_view bytes) {
-  std::string payload(ZSTD_compressBound(bytes.size()), '\0');
-  const size_t packed = ZSTD_compress(payload.data(), payload.size(), bytes.data(), bytes.size(), kLevel);
-  const bool shorter = !ZSTD_isError(packed) && packed < bytes.size();
-  if (shorter) {
-    payload.resize(packed);
-  } else {
-    payload.assign(bytes);
-  }
-  const char form = shorter ? kZstd : kPlain;
   std::string out = kMagic;
-  out.reserve(kHeadBytes + payload.size());
-  out.push_back(form);
-  PutBig(out, bytes.size(), 8);
-  PutBig(out, Checksum(id, form, bytes.size(), payload), 8);
-  out += payload;
+  out.resize(kHeadBytes);
+  size_t packed = 0;
+  if (Compresses(bytes)) {
+    out.resize(kHeadBytes + ZSTD_compressBound(bytes.size()));
+    packed = ZSTD_compressCCtx(Context(), out.data() + kHeadBytes, out.size() - kHeadBytes, bytes.data(), bytes.size(), kLevel);
+  }
+  const bool compressed = packed > 0 && !ZSTD_isError(packed) && Worthwhile(packed, bytes.size());
+  if (compressed) {
+    out.resize(kHeadBytes + packed);
+  } else {
+    out.resize(kHeadBytes);
+    out.append(bytes);
+  }
+  const char form = compressed ? kZstd : kPlain;
+  std::string numbers;
+  PutBig(numbers, bytes.size(), 8);
+  PutBig(numbers, Checksum(id, form, bytes.size(), std::string_view(out).substr(kHeadBytes)), 8);
+  out[kMagicBytes] = form;
+  out.replace(kMagicBytes + 1, numbers.size(), numbers);
   return out;
 }
 

@@ -9,7 +9,7 @@
 
 namespace temper::datapool {
 
-// docs/formats/pool.md. Compressed where that makes it shorter. The checksum covers the key too: a record under another attempt's key
+// docs/formats/pool.md. Compressed where that saves an eighth. The checksum covers the key too: a record under another attempt's key
 // does not verify.
 std::string PackRecord(const AttemptId& id, std::string_view bytes);
 // kDataLoss, with what is wrong: cut short, changed, or not a record.

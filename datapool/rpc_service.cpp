@@ -50,15 +50,22 @@ class PoolRpcService final : public v1::Pool::Service {
   }
 
   grpc::Status Finish(grpc::ServerContext*, const v1::PoolFinishRequest* q, v1::PoolFinishReply* p) override {
-    FinishedAttempt f;
-    f.id = {q->attempt().group(), q->attempt().rollout(), q->attempt().attempt()};
-    f.outcome = q->outcome();
-    f.reason = q->reason();
-    if (q->has_reward()) f.reward = q->reward();
-    f.trajectory = q->trajectory();
-    Result<bool> counted = pool_.Finish(q->incarnation(), f);
-    if (counted.ok()) p->set_ignored(!*counted);
-    return ToGrpc(counted.status());
+    std::vector<FinishedAttempt> attempts;
+    for (const v1::PoolFinished& one : q->attempts()) {
+      FinishedAttempt& f = attempts.emplace_back();
+      f.id = {one.attempt().group(), one.attempt().rollout(), one.attempt().attempt()};
+      f.outcome = one.outcome();
+      f.reason = one.reason();
+      if (one.has_reward()) f.reward = one.reward();
+      f.trajectory = one.trajectory();
+    }
+    for (const Result<bool>& counted : pool_.FinishMany(q->incarnation(), attempts)) {
+      v1::PoolFinishAnswer* answer = p->add_answers();
+      if (counted.ok()) answer->set_ignored(!*counted);
+      answer->set_code(static_cast<int32_t>(counted.status().code()));
+      answer->set_message(counted.status().message());
+    }
+    return grpc::Status::OK;
   }
 
   grpc::Status AttachTrainer(grpc::ServerContext*, const v1::PoolAttachTrainerRequest* q, v1::PoolAttachTrainerReply* p) override {
@@ -69,32 +76,43 @@ class PoolRpcService final : public v1::Pool::Service {
 
   grpc::Status Lease(grpc::ServerContext* context, const v1::PoolLeaseRequest* q, v1::PoolLeaseReply* p) override {
     for (uint32_t left = q->wait_ms();; left -= std::min(left, kSliceMs)) {
-      Result<LeaseReply> reply = pool_.LeaseWithoutMembers(q->incarnation(), q->batch(), std::min(left, kSliceMs));
-      if (!reply.ok()) return ToGrpc(reply.status());
+      Result<LocalDataPool::Leased> leased = pool_.LeaseHandles(q->incarnation(), q->batch(), std::min(left, kSliceMs));
+      if (!leased.ok()) return ToGrpc(leased.status());
+      const LeaseReply* reply = &leased->reply;
       if (!reply->ready && !reply->closed && !reply->exhausted && left > kSliceMs && !context->IsCancelled()) continue;
       p->set_ready(reply->ready);
       p->set_batch(reply->batch);
       p->set_again(reply->again);
       p->set_closed(reply->closed);
       p->set_exhausted(reply->exhausted);
-      for (const LeasedGroup& g : reply->groups) {
+      if (reply->ready) {
+        p->mutable_segment()->set_pid(leased->segment.pid);
+        p->mutable_segment()->set_fd(leased->segment.fd);
+        p->mutable_segment()->set_inode(leased->segment.inode);
+        p->mutable_segment()->set_bytes(leased->segment.bytes);
+      }
+      for (size_t i = 0; i < reply->groups.size(); ++i) {
+        const LeasedGroup& g = reply->groups[i];
         v1::PoolLeasedGroup* out = p->add_groups();
         out->set_group(g.group);
         out->set_version_admitted(g.version_admitted);
         out->set_task(g.task);
         out->set_source(g.source);
         out->mutable_rollouts()->Add(g.rollouts.begin(), g.rollouts.end());
+        for (const MemberHandle& handle : leased->members[i]) {
+          v1::PoolMember* member = out->add_members();
+          member->set_offset(handle.offset);
+          member->set_bytes(handle.bytes);
+          member->set_checksum(handle.checksum);
+        }
       }
       return grpc::Status::OK;
     }
   }
 
-  grpc::Status ReadGroup(grpc::ServerContext*, const v1::PoolReadGroupRequest* q, v1::PoolReadGroupReply* p) override {
-    Result<std::vector<std::string>> members = pool_.ReadGroup(q->group());
-    if (members.ok()) {
-      for (std::string& bytes : *members) *p->add_members() = std::move(bytes);
-    }
-    return ToGrpc(members.status());
+  grpc::Status Received(grpc::ServerContext*, const v1::PoolReceivedRequest* q, v1::PoolReceivedReply*) override {
+    pool_.Received(q->batch());
+    return grpc::Status::OK;
   }
 
   grpc::Status Update(grpc::ServerContext*, const v1::PoolUpdateRequest* q, v1::PoolUpdateReply*) override {

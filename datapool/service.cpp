@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cmath>
 #include <condition_variable>
 #include <cstdlib>
@@ -18,6 +19,7 @@
 #include "common/log.h"
 #include "datapool/format.h"
 #include "datapool/pack.h"
+#include "datapool/record.h"
 #include "datapool/statistics.h"
 #include "datapool/verify.h"
 #include "fmt/format.h"
@@ -33,6 +35,7 @@ constexpr double kIdleWaitS = 1;
 constexpr double kTickWaitS = 0.2;       // longest sleep before a deadline is looked at again
 constexpr char kStoreTag[] = "temper-pool-1";
 constexpr size_t kShownPositions = 64;   // of a source, in the metrics
+constexpr size_t kFillThreads = 2, kRecordsPerHelper = 16;  // that read a leased batch, beside the caller's
 
 // Words by which the core says why it cut a rollout. A caller's own abort must not look like one in the ledger.
 bool IsCoreReason(const std::string& reason) {
@@ -86,6 +89,15 @@ struct LocalDataPool::Impl {
 
   BoundedQueue<Call> queue;
   std::thread thread;
+
+  // ---- token data on loan, by batch: of the callers' threads
+  struct OnLoan {
+    std::unique_ptr<Segment> segment;
+    std::vector<std::vector<int32_t>> rollouts;       // by group
+    std::vector<std::vector<MemberHandle>> members;   // of each
+  };
+  std::mutex loans_mutex;
+  std::map<int64_t, OnLoan> loans;
 
   // ---- long polls
   std::mutex mutex;
@@ -613,17 +625,36 @@ struct LocalDataPool::Impl {
     return taken;
   }
 
-  Result<bool> DoFinish(Turn& turn, const std::string& incarnation, const FinishedAttempt& f, Outcome outcome) {
+  // An attempt that is over, on its way to the state thread.
+  struct Done {
+    Status refused;
+    AttemptId id;
+    Outcome kind = Outcome::kScored;
+    std::string outcome, reason;
+    std::optional<double> reward;
+    bool empty = false;  // there is no trajectory
+    std::string record;  // the trajectory in its stored form
+  };
+
+  static Status Check(const FinishedAttempt& attempt, Outcome& kind) {
+    ASSIGN_OR_RETURN(kind, ParseOutcome(attempt.outcome));
+    if (attempt.id.attempt < 1) return InvalidArgument(fmt::format("attempt: {} is below 1", attempt.id.attempt));
+    if (attempt.reward && !std::isfinite(*attempt.reward)) return InvalidArgument("reward: not a finite number");
+    if (attempt.reward && (kind == Outcome::kInfraFailure || kind == Outcome::kAborted)) return InvalidArgument("reward: " + attempt.outcome + " has none");
+    return Status::Ok();
+  }
+
+  Result<bool> DoFinish(Turn& turn, const std::string& incarnation, Done& f) {
     RETURN_IF_ERROR(CheckAgents(incarnation));
     const bool ours = handed.count(f.id) > 0;
     Event e;
-    const bool failed = outcome == Outcome::kInfraFailure || outcome == Outcome::kAborted;
+    const bool failed = f.kind == Outcome::kInfraFailure || f.kind == Outcome::kAborted;
     e.kind = failed ? Event::Kind::kFail : Event::Kind::kFinish;
     e.group = f.id.group;
     e.rollout = f.id.rollout;
     e.attempt = f.id.attempt;
     e.outcome = f.outcome;
-    e.reason = outcome == Outcome::kAborted && IsCoreReason(f.reason) ? "agents_" + f.reason : f.reason;
+    e.reason = f.kind == Outcome::kAborted && IsCoreReason(f.reason) ? "agents_" + f.reason : f.reason;
     if (failed && e.reason.empty()) e.reason = "unknown";
     e.reward = f.reward;
     ASSIGN_OR_RETURN(StepOutput out, Apply(turn, e));
@@ -634,8 +665,8 @@ struct LocalDataPool::Impl {
       if (d.kind == Decision::Kind::kIgnore) counted = false;
     }
     // What was cut while it ran is worth showing too.
-    if (counted || (ours && !f.trajectory.empty())) turn.write.trajectories.emplace_back(f.id, f.trajectory);
-    if (counted && outcome == Outcome::kInfraFailure) {
+    if (counted || (ours && !f.empty)) turn.write.records.emplace_back(f.id, std::move(f.record));
+    if (counted && f.kind == Outcome::kInfraFailure) {
       metrics.Say(fmt::format("infrastructure failure: {} (group {}, rollout {}, attempt {})", e.reason, f.id.group, f.id.rollout, f.id.attempt));
     }
     return counted;
@@ -800,74 +831,133 @@ Result<TakeIssuesReply> LocalDataPool::TakeIssues(const std::string& incarnation
 }
 
 Result<bool> LocalDataPool::Finish(const std::string& incarnation, const FinishedAttempt& attempt) {
-  ASSIGN_OR_RETURN(const Outcome outcome, ParseOutcome(attempt.outcome));
-  if (attempt.id.attempt < 1) return InvalidArgument(fmt::format("attempt: {} is below 1", attempt.id.attempt));
-  if (attempt.reward && !std::isfinite(*attempt.reward)) return InvalidArgument("reward: not a finite number");
-  if (attempt.reward && (outcome == Outcome::kInfraFailure || outcome == Outcome::kAborted)) {
-    return InvalidArgument("reward: " + attempt.outcome + " has none");
+  return std::move(FinishMany(incarnation, {&attempt, 1})[0]);
+}
+
+std::vector<Result<bool>> LocalDataPool::FinishMany(const std::string& incarnation, std::span<const FinishedAttempt> attempts) {
+  using Answers = std::vector<Result<bool>>;
+  // Records are compressed here, so that the state thread has only to write them.
+  auto done = std::make_shared<std::vector<Impl::Done>>();
+  for (const FinishedAttempt& attempt : attempts) {
+    Impl::Done& d = done->emplace_back();
+    d.refused = Impl::Check(attempt, d.kind);
+    if (!d.refused.ok()) continue;
+    d.id = attempt.id;
+    d.outcome = attempt.outcome;
+    d.reason = attempt.reason;
+    d.reward = attempt.reward;
+    d.empty = attempt.trajectory.empty();
+    d.record = PackRecord(attempt.id, attempt.trajectory);
   }
-  return impl_->Run<bool>([impl = impl_.get(), incarnation, attempt, outcome](Impl::Turn& turn) { return impl->DoFinish(turn, incarnation, attempt, outcome); });
+  Result<Answers> answers = impl_->Run<Answers>([impl = impl_.get(), incarnation, done](Impl::Turn& turn) -> Result<Answers> {
+    Answers out;
+    for (Impl::Done& d : *done) out.push_back(d.refused.ok() ? impl->DoFinish(turn, incarnation, d) : Result<bool>(d.refused));
+    return out;
+  });
+  return answers.ok() ? *std::move(answers) : Answers(attempts.size(), Result<bool>(answers.status()));
 }
 
 Result<std::vector<int64_t>> LocalDataPool::AttachTrainer(const std::string& incarnation, int64_t step) {
-  return impl_->Run<std::vector<int64_t>>([impl = impl_.get(), incarnation, step](Impl::Turn& turn) { return impl->DoAttachTrainer(turn, incarnation, step); });
-}
-
-Result<LeaseReply> LocalDataPool::LeaseWithoutMembers(const std::string& incarnation, int64_t batch, uint32_t wait_ms) {
-  ASSIGN_OR_RETURN(LeaseReply reply, impl_->Poll<LeaseReply>(
-                                         wait_ms,
-                                         [impl = impl_.get(), incarnation, batch](Impl::Turn& turn) { return impl->DoLease(turn, incarnation, batch); },
-                                         [](const LeaseReply& r) { return r.ready || r.closed || r.exhausted; }));
-  for (LeasedGroup& g : reply.groups) {
-    ASSIGN_OR_RETURN(const auto members, ReadMembers(g.group));
-    g.rollouts.clear();
-    for (const auto& [rollout, bytes] : members) g.rollouts.push_back(rollout);
-  }
-  return reply;
-}
-
-Result<std::vector<std::pair<int32_t, std::string>>> LocalDataPool::ReadMembers(int64_t group) {
-  ASSIGN_OR_RETURN(BatchMember member, impl_->Run<BatchMember>([impl = impl_.get(), group](Impl::Turn&) -> Result<BatchMember> {
-    for (int64_t batch : impl->window.Outstanding()) {
-      for (BatchMember& m : impl->window.Batch(batch)) {
-        if (m.group == group) return std::move(m);
-      }
-    }
-    return NotFound(fmt::format("group {} is in no leased batch", group));
+  ASSIGN_OR_RETURN(std::vector<int64_t> back, impl_->Run<std::vector<int64_t>>([impl = impl_.get(), incarnation, step](Impl::Turn& turn) {
+    return impl->DoAttachTrainer(turn, incarnation, step);
   }));
-  std::vector<std::pair<int32_t, std::string>> out;
-  for (size_t i = 0; i < member.rollouts.size(); ++i) {
-    const AttemptId id{group, member.rollouts[i], member.attempts[i]};
-    Result<std::string> bytes = impl_->store->Trajectory(id);
-    if (bytes.ok()) {
-      out.emplace_back(id.rollout, *std::move(bytes));
-      continue;
-    }
-    if (bytes.status().code() != StatusCode::kDataLoss && bytes.status().code() != StatusCode::kNotFound) return bytes.status();
-    RETURN_IF_ERROR(impl_->Run<bool>([impl = impl_.get(), id, why = bytes.status().message()](Impl::Turn& turn) {
-      return impl->Quarantine(turn, id, why);
-    }).status());
-  }
-  return out;
+  // What a trainer had on loan is nobody's when another one is here; for the same one it is made again.
+  std::lock_guard lock(impl_->loans_mutex);
+  impl_->loans.clear();
+  return back;
 }
 
-Result<std::vector<std::string>> LocalDataPool::ReadGroup(int64_t group) {
-  ASSIGN_OR_RETURN(auto members, ReadMembers(group));
-  std::vector<std::string> out;
-  for (auto& [rollout, bytes] : members) out.push_back(std::move(bytes));
-  return out;
+Status LocalDataPool::Fill(int64_t batch, Leased& leased, std::unique_ptr<Segment>& segment) {
+  ASSIGN_OR_RETURN(segment, Segment::Create());
+  ASSIGN_OR_RETURN(const std::vector<BatchMember> groups, impl_->Run<std::vector<BatchMember>>([impl = impl_.get(), batch](Impl::Turn&) {
+    return impl->window.Batch(batch);
+  }));
+  if (groups.size() != leased.reply.groups.size()) return FailedPrecondition(fmt::format("batch {} is leased no more", batch));
+  struct Record {
+    AttemptId id;
+    Result<MemberHandle> handle = NotFound("not read");
+  };
+  std::vector<Record> records;
+  for (const BatchMember& m : groups) {
+    for (size_t i = 0; i < m.rollouts.size(); ++i) records.push_back({{m.group, m.rollouts[i], m.attempts[i]}});
+  }
+  std::atomic<size_t> next{0};
+  auto work = [&] {
+    for (size_t i; (i = next.fetch_add(1)) < records.size();) {
+      Result<std::string> bytes = impl_->store->Trajectory(records[i].id);
+      records[i].handle = bytes.ok() ? segment->Put(*bytes) : Result<MemberHandle>(bytes.status());
+    }
+  };
+  std::vector<std::thread> helpers(std::min<size_t>(kFillThreads, records.size() / kRecordsPerHelper));
+  for (std::thread& helper : helpers) helper = std::thread(work);
+  work();
+  for (std::thread& helper : helpers) helper.join();
+  size_t at = 0;
+  for (LeasedGroup& g : leased.reply.groups) {
+    g.rollouts.clear();
+    std::vector<MemberHandle>& members = leased.members.emplace_back();
+    for (; at < records.size() && records[at].id.group == g.group; ++at) {
+      const auto& [id, handle] = records[at];
+      if (handle.ok()) {
+        g.rollouts.push_back(id.rollout);
+        members.push_back(*handle);
+        continue;
+      }
+      if (handle.status().code() != StatusCode::kDataLoss && handle.status().code() != StatusCode::kNotFound) return handle.status();
+      RETURN_IF_ERROR(impl_->Run<bool>([impl = impl_.get(), lost = id, why = handle.status().message()](Impl::Turn& turn) {
+        return impl->Quarantine(turn, lost, why);
+      }).status());
+    }
+  }
+  if (at != records.size()) return Internal(fmt::format("batch {} is not what was leased", batch));
+  return segment->Seal();
+}
+
+Result<LocalDataPool::Leased> LocalDataPool::LeaseHandles(const std::string& incarnation, int64_t batch, uint32_t wait_ms) {
+  Leased leased;
+  ASSIGN_OR_RETURN(leased.reply, impl_->Poll<LeaseReply>(
+                                     wait_ms,
+                                     [impl = impl_.get(), incarnation, batch](Impl::Turn& turn) { return impl->DoLease(turn, incarnation, batch); },
+                                     [](const LeaseReply& r) { return r.ready || r.closed || r.exhausted; }));
+  if (!leased.reply.ready) return leased;
+  std::lock_guard lock(impl_->loans_mutex);
+  Impl::OnLoan& loan = impl_->loans[batch];
+  if (!loan.segment) {
+    std::unique_ptr<Segment> segment;
+    RETURN_IF_ERROR(Fill(batch, leased, segment));
+    for (const LeasedGroup& g : leased.reply.groups) loan.rollouts.push_back(g.rollouts);
+    loan.members = std::move(leased.members);
+    loan.segment = std::move(segment);
+  }
+  for (size_t i = 0; i < leased.reply.groups.size(); ++i) leased.reply.groups[i].rollouts = loan.rollouts.at(i);
+  leased.members = loan.members;
+  leased.segment = loan.segment->handle();
+  return leased;
+}
+
+void LocalDataPool::Received(int64_t batch) {
+  std::lock_guard lock(impl_->loans_mutex);
+  impl_->loans.erase(batch);
 }
 
 Result<LeaseReply> LocalDataPool::Lease(const std::string& incarnation, int64_t batch, uint32_t wait_ms) {
-  ASSIGN_OR_RETURN(LeaseReply reply, LeaseWithoutMembers(incarnation, batch, wait_ms));
-  for (LeasedGroup& g : reply.groups) {
-    ASSIGN_OR_RETURN(g.members, ReadGroup(g.group));
+  ASSIGN_OR_RETURN(Leased leased, LeaseHandles(incarnation, batch, wait_ms));
+  if (!leased.reply.ready) return std::move(leased.reply);
+  ASSIGN_OR_RETURN(const SegmentView segment, SegmentView::Open(leased.segment));
+  for (size_t i = 0; i < leased.reply.groups.size(); ++i) {
+    for (const MemberHandle& handle : leased.members[i]) {
+      ASSIGN_OR_RETURN(std::string bytes, segment.Read(handle));
+      leased.reply.groups[i].members.push_back(std::move(bytes));
+    }
   }
-  return reply;
+  Received(batch);
+  return std::move(leased.reply);
 }
 
 Status LocalDataPool::Update(const std::string& incarnation, int64_t batch) {
-  return impl_->Run<bool>([impl = impl_.get(), incarnation, batch](Impl::Turn& turn) { return impl->DoUpdate(turn, incarnation, batch); }).status();
+  RETURN_IF_ERROR(impl_->Run<bool>([impl = impl_.get(), incarnation, batch](Impl::Turn& turn) { return impl->DoUpdate(turn, incarnation, batch); }).status());
+  Received(batch);
+  return Status::Ok();
 }
 
 Status LocalDataPool::Commit(int64_t step) {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "common/status.h"
 #include "datapool/alarms.h"
 #include "datapool/client.h"
+#include "datapool/segment.h"
 #include "datapool/store.h"
 #include "datapool/types.h"
 #include "datapool/window.h"
@@ -50,6 +52,9 @@ class LocalDataPool final : public DataPool {
   Status Close(CloseReason reason) override;
   Result<std::map<std::string, double>> Metrics() override;
 
+  // Several at once, made durable together: one answer each.
+  std::vector<Result<bool>> FinishMany(const std::string& incarnation, std::span<const FinishedAttempt> attempts);
+
   // ---- the same calls in the pieces that cross the wire one by one
   struct Taken {
     TakeIssuesReply reply;
@@ -57,14 +62,20 @@ class LocalDataPool final : public DataPool {
   };
   // `received`: the serial of the last answer that arrived; when it is behind, that answer is given again.
   Result<Taken> TakeIssuesAfter(const std::string& incarnation, int32_t max, uint32_t wait_ms, int64_t received);
-  // Lease without the trajectories, and those of one group of a leased batch. A member whose stored record does not verify is
-  // quarantined, with a line in the ledger, and is in neither: the group goes out without it.
-  Result<LeaseReply> LeaseWithoutMembers(const std::string& incarnation, int64_t batch, uint32_t wait_ms);
-  Result<std::vector<std::string>> ReadGroup(int64_t group);
+  // A lease without the trajectories, but with where they lie in shared memory. A member whose stored record does not verify is
+  // quarantined, with a line in the ledger, and is in neither: the group goes out without it. The memory is made once a batch, however
+  // often it is asked for, and goes with Received, the batch's update, or another trainer.
+  struct Leased {
+    LeaseReply reply;
+    SegmentHandle segment;                           // of a reply that is ready
+    std::vector<std::vector<MemberHandle>> members;  // by group and rollout of the reply
+  };
+  Result<Leased> LeaseHandles(const std::string& incarnation, int64_t batch, uint32_t wait_ms);
+  void Received(int64_t batch);
 
  private:
-  // The members that verify, by rollout.
-  Result<std::vector<std::pair<int32_t, std::string>>> ReadMembers(int64_t group);
+  // Reads the records of a leased batch into a new segment.
+  Status Fill(int64_t batch, Leased& leased, std::unique_ptr<Segment>& segment);
   struct Impl;
   explicit LocalDataPool(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -1,5 +1,6 @@
 #include "datapool/store.h"
 
+#include <malloc.h>
 #include <rocksdb/db.h>
 #include <rocksdb/env.h>
 #include <rocksdb/write_batch.h>
@@ -20,7 +21,7 @@ class MemoryStore final : public Store {
   Status Write(const StoreWrite& write, bool) override {
     std::lock_guard lock(mutex_);
     if (!write.state.empty()) state_ = write.state;
-    for (const auto& [id, bytes] : write.trajectories) trajectories_[id] = bytes;
+    for (const auto& [id, record] : write.records) records_[id] = record;
     for (const auto& [seq, line] : write.ledger) ledger_[seq] = line;
     ledger_.erase(ledger_.begin(), ledger_.upper_bound(write.drop_ledger_to));
     return Status::Ok();
@@ -35,30 +36,35 @@ class MemoryStore final : public Store {
   }
   Result<std::string> Trajectory(const AttemptId& id) override {
     std::lock_guard lock(mutex_);
-    auto it = trajectories_.find(id);
-    if (it == trajectories_.end()) return NotFound("no such trajectory");
-    return it->second;
+    auto it = records_.find(id);
+    if (it == records_.end()) return NotFound("no such trajectory");
+    return UnpackRecord(id, it->second);
   }
 
  private:
   std::mutex mutex_;
   std::optional<std::string> state_;
-  std::map<AttemptId, std::string> trajectories_;
+  std::map<AttemptId, std::string> records_;
   std::map<int64_t, std::string> ledger_;
 };
 
 class RocksStore final : public Store {
+  static constexpr size_t kRoom = 64;  // of a key and its lengths in a batch
+
  public:
   explicit RocksStore(std::unique_ptr<rocksdb::DB> db) : db_(std::move(db)) {}
 
   Status Write(const StoreWrite& write, bool sync) override {
-    rocksdb::WriteBatch batch;
+    size_t bytes = write.state.size() + kRoom;
+    for (const auto& [id, record] : write.records) bytes += record.size() + kRoom;
+    for (const auto& [seq, line] : write.ledger) bytes += line.size() + kRoom;
+    rocksdb::WriteBatch batch(bytes);
     rocksdb::Status s;
     auto put = [&](const std::string& key, const std::string& value) {
       if (s.ok()) s = batch.Put(key, value);
     };
     if (!write.state.empty()) put(kStateKey, write.state);
-    for (const auto& [id, bytes] : write.trajectories) put(TrajectoryKey(id), PackRecord(id, bytes));
+    for (const auto& [id, record] : write.records) put(TrajectoryKey(id), record);
     for (const auto& [seq, line] : write.ledger) put(LedgerKey(seq), line);
     if (write.drop_ledger_to > dropped_ && s.ok()) s = batch.DeleteRange(LedgerKey(dropped_ + 1), LedgerKey(write.drop_ledger_to + 1));
     rocksdb::WriteOptions options;
@@ -99,11 +105,18 @@ class RocksStore final : public Store {
   int64_t dropped_ = 0;
 };
 
+// RocksDB's buffers come and go by the megabyte. Given back to the kernel each time, a fifth of a write is the clearing of new pages.
+void KeepFreedMemory() {
+  static const int done = mallopt(M_TRIM_THRESHOLD, 256 << 20) + mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  (void)done;
+}
+
 }  // namespace
 
 std::unique_ptr<Store> MakeMemoryStore() { return std::make_unique<MemoryStore>(); }
 
 Result<std::unique_ptr<Store>> OpenRocksStore(const std::string& path) {
+  KeepFreedMemory();
   RETURN_IF_ERROR(MakeDirs(path));
   rocksdb::Options options;
   options.create_if_missing = true;
@@ -113,8 +126,13 @@ Result<std::unique_ptr<Store>> OpenRocksStore(const std::string& path) {
   options.max_background_jobs = 2;
   options.max_subcompactions = 1;
   options.max_file_opening_threads = 1;
-  options.write_buffer_size = 16 << 20;
+  options.write_buffer_size = 32 << 20;
   options.max_total_wal_size = 64 << 20;
+  // Records lie in files of their own, so that merging keys does not copy them again and again; a file goes when all its records are dropped.
+  options.enable_blob_files = true;
+  options.min_blob_size = 1024;
+  options.blob_file_size = 32 << 20;
+  options.enable_blob_garbage_collection = true;
   options.max_open_files = 128;
   // A record that is damaged, but for the last one half written, is an error: skipping it would lose what was promised.
   options.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;

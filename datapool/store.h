@@ -18,7 +18,7 @@ namespace temper::datapool {
 
 struct StoreWrite {
   std::string state;  // replaces the former one; empty: none in this write
-  std::vector<std::pair<AttemptId, std::string>> trajectories;
+  std::vector<std::pair<AttemptId, std::string>> records;  // trajectories in their stored form (PackRecord)
   std::vector<std::pair<int64_t, std::string>> ledger;  // by seq, ascending
   int64_t drop_ledger_to = 0;  // lines up to this seq are in the file for good
 };

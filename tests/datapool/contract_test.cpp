@@ -14,6 +14,7 @@
 #include "common/strings.h"
 #include "datapool/client.h"
 #include "datapool/format.h"
+#include "datapool/record.h"
 #include "datapool/server.h"
 #include "datapool/service.h"
 #include "datapool/store.h"
@@ -294,6 +295,66 @@ TEST_P(PoolContract, ARestartChangesNothing) {
   ExpectVerified();
   const std::string ledger = *ReadFile(run + kLedgerFile);
   EXPECT_THAT(ledger, testing::HasSubstr(R"("event":"recover","who":"pool")"));
+}
+
+// What could go wrong: attempts that end together get each other's answers, or one that is refused takes others with it.
+TEST_P(PoolContract, AttemptsThatEndTogether) {
+  Start(R"({"P":8,"S":1,"G":4,"window":{"policy":"greedy"}})");
+  Attach();
+  const TakeIssuesReply taken = Take(1000);
+  ASSERT_EQ(taken.issues.size(), 64u);
+  std::vector<Result<bool>> answers(64, Internal("none"));
+  std::vector<std::thread> callers;
+  for (size_t i = 0; i < 64; ++i) {
+    callers.emplace_back([&, i] {
+      FinishedAttempt f = Scored(taken.issues[i].id);
+      if (i % 4 == 1) f.outcome = "won";                  // no such outcome
+      if (i % 4 == 2) f.id = taken.issues[i - 2].id;      // one of the two is a repeat
+      answers[i] = pool().Finish(i % 4 == 3 ? "zombie" : "a", f);
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  for (size_t i = 0; i < 64; i += 4) {
+    ASSERT_TRUE(answers[i].ok() && answers[i + 2].ok()) << i;
+    EXPECT_NE(*answers[i], *answers[i + 2]) << i << ": counted once";
+    EXPECT_EQ(answers[i + 1].status().code(), StatusCode::kInvalidArgument) << i;
+    EXPECT_THAT(answers[i + 1].status().message(), testing::HasSubstr("won"));
+    EXPECT_EQ(answers[i + 3].status().code(), StatusCode::kFailedPrecondition) << i;
+  }
+  EXPECT_EQ((*pool().Metrics())["outcome.scored"], 16);
+  ExpectVerified();
+}
+
+// What could go wrong: the memory of a lease stays after it was read, or a second trainer reads the first one's.
+TEST_P(PoolContract, LeasedDataGoesWhenItWasRead) {
+  const auto segments = [] {
+    int n = 0;
+    const std::vector<std::string> names = *ListDir("/proc/self/fd");
+    for (const std::string& name : names) {
+      char target[256];
+      const ssize_t size = readlink(("/proc/self/fd/" + name).c_str(), target, sizeof target);
+      n += size > 0 && std::string_view(target, static_cast<size_t>(size)).find("temper-lease") != std::string_view::npos;
+    }
+    return n;
+  };
+  Start(kSmall);
+  Attach();
+  Take();
+  for (int64_t g : {0, 1}) {
+    for (int32_t r : {0, 1}) EXPECT_TRUE(Finish(Scored({g, r, 1})));
+  }
+  EXPECT_TRUE(Lease(0).ready);
+  EXPECT_EQ(segments(), 0) << "it was read";
+  LocalDataPool& local = static_cast<LocalDataPool&>(server->pool());
+  ASSERT_TRUE(local.LeaseHandles("t", 0, 0)->reply.ready);
+  const SegmentHandle first = local.LeaseHandles("t", 0, 0)->segment;
+  EXPECT_EQ(segments(), 1) << "asked twice, made once";
+  EXPECT_TRUE(pool().AttachTrainer("t2", 0).ok());
+  EXPECT_EQ(segments(), 0) << "its trainer is gone";
+  EXPECT_EQ(SegmentView::Open(first).status().code(), StatusCode::kUnavailable);
+  ASSERT_TRUE(local.LeaseHandles("t2", 0, 0)->reply.ready);
+  EXPECT_TRUE(pool().Update("t2", 0).ok());
+  EXPECT_EQ(segments(), 0) << "its batch is trained";
 }
 
 // What could go wrong: after a restart of the agents rollouts are lost, or those never handed out are wasted.
@@ -622,7 +683,7 @@ TEST_P(StoreContract, WritesAndReads) {
   EXPECT_EQ(store->Trajectory({1, 2, 3}).status().code(), StatusCode::kNotFound);
   StoreWrite w;
   w.state = std::string("a\0b", 3);
-  w.trajectories = {{{1, 2, 3}, "x"}, {{1, 2, 4}, ""}};
+  for (const auto& [id, bytes] : {std::pair(AttemptId{1, 2, 3}, "x"), std::pair(AttemptId{1, 2, 4}, "")}) w.records.emplace_back(id, PackRecord(id, bytes));
   for (int64_t seq = 1; seq <= 300; ++seq) w.ledger.emplace_back(seq, std::to_string(seq));
   EXPECT_TRUE(store->Write(w, false).ok());
   StoreWrite drop;
