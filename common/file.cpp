@@ -203,6 +203,12 @@ Result<Fd> LockFile(const std::string& path) {
   return fd;
 }
 
+bool LockHeld(const std::string& path) {
+  const Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return errno != ENOENT && errno != ENOTDIR;
+  return flock(fd.get(), LOCK_SH | LOCK_NB) != 0;
+}
+
 PosixFileSystem& PosixFileSystem::Get() {
   static PosixFileSystem files;
   return files;

@@ -61,6 +61,10 @@ Result<std::string> ReadAll(int fd, int64_t max_bytes = int64_t{1} << 40);
 Status ErrnoStatus(const std::string& what, int error);
 // exclusive advisory lock on path (created if absent), held by the descriptor; kFailedPrecondition when another holds it.
 Result<Fd> LockFile(const std::string& path);
+// Whether some process holds that lock. True as well where the file cannot be opened for a reason other than its absence: nobody
+// is said to be gone by mistake. Holds a shared lock for an instant, so LockFile may fail beside it: whoever takes a lock that is
+// looked at tries more than once.
+bool LockHeld(const std::string& path);
 
 class FileSystem {
  public:

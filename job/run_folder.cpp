@@ -1,11 +1,13 @@
 #include "job/run_folder.h"
 
+#include <fmt/format.h>
+
 #include <cctype>
 #include <string_view>
 
 #include "common/clock.h"
+#include "common/file.h"
 #include "common/json.h"
-#include "common/lock.h"
 #include "common/process.h"
 
 namespace temper::job {
@@ -85,7 +87,14 @@ Status RunFolder::Create() {
 Status RunFolder::Open() {
   if (!Exists(File("state.json"))) return NotFound(path_ + ": no run to resume here (no state.json)");
   auto lock = TakeLock(File("lock"));
-  if (!lock.ok()) return lock.status().WithContext("the run is held by another process");
+  if (!lock.ok() && lock.status().code() != StatusCode::kFailedPrecondition) return lock.status();
+  if (!lock.ok()) {
+    std::string who;
+    if (const auto state = ReadState(); state.ok() && state->pid > 0) {
+      who = fmt::format(", as process {0}; end it with: kill -INT {0}", state->pid);
+    }
+    return FailedPrecondition(fmt::format("{} goes on already{}; look at it with: temper top {}", path_, who, path_));
+  }
   lock_ = std::move(*lock);
   for (const char* part : {"checkpoints", "logs", "attempts"}) RETURN_IF_ERROR(MakeDirs(File(part)));
   return Status::Ok();

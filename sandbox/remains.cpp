@@ -11,7 +11,6 @@
 #include "common/clock.h"
 #include "common/file.h"
 #include "common/json.h"
-#include "common/lock.h"
 #include "common/strings.h"
 #include "sandbox/cgroup.h"
 

@@ -112,6 +112,8 @@ TEST(Watching, AJobThatIsKilledAndResumed) {
   if (state->sampling_s > 0) {  // written every ten seconds
     EXPECT_GT(NumberBefore(output, "speed ", " tokens/s (mean since the first token)"), 0) << output;
   }
+  EXPECT_EQ(JobProcess::Door({"run", "--resume", job.folder()}, &output), 2) << output;
+  EXPECT_NE(output.find(" goes on already, as process " + std::to_string(job.SupervisorPid()) + ";"), std::string::npos) << output;
   {
     // Nothing of it has been left behind as long as it runs, and who only looks at it never was.
     const Bystander reader(job.folder());
