@@ -36,6 +36,7 @@ int64_t NumberIn(const std::string& path) {
 
 int64_t RssBytes() { return KibField("/proc/self/status", "VmRSS"); }
 int64_t PeakRssBytes() { return KibField("/proc/self/status", "VmHWM"); }
+Status ForgetPeakRss() { return WriteFile("/proc/self/clear_refs", "5"); }
 
 int64_t MemoryAvailableBytes() {
   int64_t available = KibField("/proc/meminfo", "MemAvailable");

@@ -1,5 +1,7 @@
 #include "trainer/bench/commands.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <string>
@@ -13,11 +15,10 @@ namespace temper::trainer {
 namespace {
 
 constexpr char kUsage[] =
-    "usage: temper bench engine [--json] [--only gemm,decode,prefill,attention,step,growth] [--against torch] [--python "
-    "PROGRAM]\n"
-    "                           [--samples N] [--clock wall|cpu] [--numerics bf16|f32] [--cpu auto|avx2|avx512|amx] [--threads "
-    "N]\n"
-    "                           [--rows N] [--length N] [--context N] [--layers N]\n";
+    "usage: temper bench engine [--json] [--only gemm,decode,prefill,attention,step,growth] [--samples N] [--clock wall|cpu]\n"
+    "                           [--numerics bf16|f32] [--cpu auto|avx2|avx512|amx] [--threads N] [--batches 1,4,16,64]\n"
+    "                           [--rows N] [--length N] [--context N] [--layers N]\n"
+    "                           [--against torch,vllm,llama.cpp] [--peers DIR] [--modes float32,bfloat16,...] [--peers-use alike|best]\n";
 
 int BadUsage(const std::string& what) {
   std::fprintf(stderr, "temper bench engine: %s\n%s", what.c_str(), kUsage);
@@ -42,10 +43,26 @@ bool ParseWords(const std::string& text, const std::vector<std::string>& known, 
   return true;
 }
 
+// "", or whether the ratio is what it is to be.
+std::string Verdict(const bench::Row& row) {
+  if (row.target == 0 || !row.note.empty()) return "";
+  const bool most = row.unit == "MiB";
+  const bool met = most ? row.ratio <= row.target : row.ratio >= row.target;
+  return fmt::format("{} {}: {}", most ? "at most" : "at least", row.target, met ? "met" : "missed");
+}
+
 void PrintRow(const bench::Row& row, const std::string& cpu, const char* path, bool as_json) {
   if (!as_json) {
-    std::printf("%-10s %-52s %10.1f %-9s %10.1f  x%.2f  %s\n", row.work.c_str(), row.name.c_str(), row.ours, row.unit.c_str(),
-                row.theirs, row.ratio, row.reference.c_str());
+    std::string line = fmt::format("{:<10} {:<52} ", row.work, row.name);
+    if (row.theirs > 0) {
+      line += fmt::format("{:>10.1f} {:<9} {:>10.1f}  x{:.2f}  {}", row.ours, row.unit, row.theirs, row.ratio, row.reference);
+    } else {
+      line += row.reference;
+    }
+    for (const std::string& more : {row.peer.empty() ? "" : "(" + row.peer + ")", row.note, Verdict(row)}) {
+      if (!more.empty()) line += "  " + more;
+    }
+    std::printf("%s\n", line.c_str());
     std::fflush(stdout);
     return;
   }
@@ -59,7 +76,11 @@ void PrintRow(const bench::Row& row, const std::string& cpu, const char* path, b
       .Double(row.theirs)
       .Key("ratio")
       .Double(row.ratio);
-  w.Key("samples").Doubles(row.samples).Key("cpu").String(cpu).Key("path").String(path).EndObject();
+  w.Key("samples").Doubles(row.samples).Key("cpu").String(cpu).Key("path").String(path);
+  if (!row.peer.empty()) w.Key("peer").String(row.peer);
+  if (!row.note.empty()) w.Key("note").String(row.note);
+  if (row.target > 0) w.Key("target").Double(row.target);
+  w.EndObject();
   std::printf("%s\n", w.text().c_str());
   std::fflush(stdout);
 }
@@ -68,15 +89,15 @@ int RunEngine(int argc, char** argv) {
   bench::Options options;
   engine::EngineOptions with;
   bool as_json = false;
-  const char* python = std::getenv("TEMPER_PYTHON");
-  options.peer_program = python ? python : "python3";
+  std::string environments = TEMPER_PEERS_DIR;
   options.peer_script = TEMPER_PEERS;
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     if (arg == "--help" || arg == "-h") {
       std::printf(
           "%sMeasures the engine beside what this machine can do (read bandwidth, multiply-adds) and beside peers, in turn, and\n"
-          "prints the median of the ratios. Peers run in PROGRAM (TEMPER_PYTHON, else python3); docs/engine_speed.md.\n",
+          "prints the median of the ratios. Peers run in the environments DIR/NAME that tests/setup_peers.sh makes (build/peers), capped\n"
+          "to the instructions that ours uses, or with --peers-use best to none; what was reached: docs/engine_speed.md.\n",
           kUsage);
       return 0;
     }
@@ -101,8 +122,23 @@ int RunEngine(int argc, char** argv) {
       if (std::string(value) != "wall" && std::string(value) != "cpu")
         return BadUsage("--clock: '" + std::string(value) + "' is neither wall nor cpu");
       options.clock = std::string(value) == "cpu" ? bench::Clock::kCpu : bench::Clock::kWall;
-    } else if (arg == "--python") {
-      options.peer_program = value;
+    } else if (arg == "--modes") {
+      if (!ParseWords(value, bench::Modes(), &options.modes, &bad)) {
+        return BadUsage("--modes: '" + bad + "' is not one of " + Join(bench::Modes(), ", "));
+      }
+    } else if (arg == "--batches") {
+      options.batches.clear();
+      for (const std::string& word : Split(value, ',')) {
+        int batch = 0;
+        if (!ParseCount(word.c_str(), 1, 64, &batch)) return BadUsage("--batches: '" + word + "' is not 1 to 64");
+        options.batches.push_back(batch);
+      }
+    } else if (arg == "--peers") {
+      environments = value;
+    } else if (arg == "--peers-use") {
+      if (std::string(value) != "alike" && std::string(value) != "best")
+        return BadUsage("--peers-use: '" + std::string(value) + "' is neither alike nor best");
+      options.best_peers = std::string(value) == "best";
     } else if (arg == "--numerics") {
       const auto parsed = engine::ParseProfile(value);
       if (!parsed.ok()) return BadUsage("--numerics: " + parsed.status().message());
@@ -129,6 +165,8 @@ int RunEngine(int argc, char** argv) {
     if (!good) return BadUsage(arg + ": '" + value + "' is out of range");
   }
   if (options.clock == bench::Clock::kCpu && with.threads != 1) return BadUsage("--clock cpu measures one thread: --threads 1");
+  if (options.layers) options.expected = nullptr;  // known of the whole model only
+  for (const std::string& peer : bench::Peers()) options.interpreters[peer] = environments + "/" + peer + "/bin/python3";
   auto engine = engine::Engine::Create(with);
   if (!engine.ok()) {
     std::fprintf(stderr, "temper bench engine: %s\n", engine.status().message().c_str());

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "common/status.h"
 #include "engine/engine.h"
 #include "trainer/bench/floors.h"
+#include "trainer/bench/peer_figures.h"
 
 namespace temper::trainer::bench {
 
@@ -17,29 +19,44 @@ struct Options {
   Clock clock = Clock::kWall;
   engine::Profile profile = engine::Profile::kBf16;
   std::vector<std::string> works;  // gemm, decode, prefill, attention, step, growth; empty: all
-  std::vector<std::string> peers;  // torch
-  std::string peer_program;        // the interpreter of peers.py
+  std::vector<std::string> peers;  // torch, vllm, llama.cpp
+  std::vector<std::string> modes;  // of peers: float32, bfloat16, …; empty: all that each has
+  std::vector<int> batches = {1, 4, 16, 64};       // of `decode`
+  std::map<std::string, std::string> interpreters;  // of each peer, for peers.py
   std::string peer_script;
+  // Whether peers may use what of this CPU our path does not (`avx512`: the instructions for bf16), or are capped alike.
+  bool best_peers = false;
   int step_rows = 2, step_length = 256;  // the batch of `step`
   int growth_tokens = 4096;              // the longest row of `growth`
   int layers = 0;                        // of the model; 0: all
+  // What a peer should reach here, in tokens/s; 0: not known. Asked only where the model is whole.
+  std::function<double(const std::string& peer, const std::string& work, int batch, const MachineRates& here)> expected =
+      ExpectedTokensPerSecond;
 };
-// The words `works` may hold.
+// The model that is measured, and the row whose log-probabilities say that a peer computes the same one.
+engine::ModelConfig BenchModel(int layers);
+std::vector<int32_t> CheckRow(int vocab);
+// The words `works`, `peers` and `modes` may hold.
 const std::vector<std::string>& Works();
 const std::vector<std::string>& Peers();
+const std::vector<std::string>& Modes();
 
 struct Row {
   std::string work;             // "gemm"
   std::string name;             // the case: "SmolLM2-135M gate and up, 64 x 3072 x 576"
   double ours = 0;              // the median
-  std::string unit;             // "GFLOP/s", "tokens/s", …: more is better; "bytes": less is
-  std::string reference;        // what `theirs` is: "read bandwidth", "FMA peak", "torch float32", …
+  std::string unit;             // "GFLOP/s", "tokens/s", …: more is better; "MiB": less is
+  std::string reference = {};   // what `theirs` is: "read bandwidth", "FMA peak", "torch float32", …
   double theirs = 0;            // the median
   double ratio = 0;             // the median of ours / theirs of the samples taken in turn
-  std::vector<double> samples;  // ours
+  std::vector<double> samples = {};  // ours
+  std::string peer = {};        // of a peer: its version, instructions and threads
+  std::string note = {};        // "weak: …": the row does not count; "not run: …": there is no figure
+  double target = 0;            // what the ratio is to be, at least or (MiB) at most; 0: nothing is asked for
 };
 
-// Runs what `options` names; `emit` gets each row as soon as it is there. FailedPrecondition: a peer does not start or fails.
+// Runs what `options` names; `emit` gets each row as soon as it is there. A peer that does not start or cannot do a work has a row that
+// says so, and when all is done FailedPrecondition names the first.
 Status RunEngineBench(engine::Engine& engine, const Options& options, const std::function<void(const Row&)>& emit);
 
 }  // namespace temper::trainer::bench

@@ -1,12 +1,14 @@
 #include "trainer/bench/peer.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 #include <utility>
 
 #include "common/file.h"
@@ -14,8 +16,22 @@
 
 namespace temper::trainer::bench {
 
-Result<std::unique_ptr<Peer>> Peer::Start(const std::string& program, const std::string& script, const std::string& name,
-                                          int threads, const std::string& path, const std::string& clock) {
+namespace {
+
+const json::value* Field(const json::value& answer, const char* name) { return answer.as_object().if_contains(name); }
+
+Result<json::value> ParseAnswer(const std::string& name, const std::string& line) {
+  auto parsed = ParseJson(line);
+  if (!parsed.ok() || !parsed->is_object()) return FailedPrecondition("peer " + name + " said '" + line + "'");
+  if (const json::value* error = Field(*parsed, "error")) {
+    return FailedPrecondition("peer " + name + ": " + (error->is_string() ? std::string(error->as_string()) : line));
+  }
+  return parsed;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Peer>> Peer::Start(const PeerOptions& options) {
   int to[2], from[2];
   if (pipe2(to, O_CLOEXEC) != 0) return ErrnoStatus("pipe", errno);
   if (pipe2(from, O_CLOEXEC) != 0) {
@@ -24,22 +40,33 @@ Result<std::unique_ptr<Peer>> Peer::Start(const std::string& program, const std:
     close(to[1]);
     return status;
   }
-  const std::string count = std::to_string(threads);
+  const std::string count = std::to_string(options.threads);
   const int pid = fork();
   if (pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     dup2(to[0], 0);
     dup2(from[1], 1);
-    execlp(program.c_str(), program.c_str(), script.c_str(), name.c_str(), count.c_str(), path.c_str(), clock.c_str(), nullptr);
+    execlp(options.program.c_str(), options.program.c_str(), options.script.c_str(), options.name.c_str(), count.c_str(),
+           options.cap.c_str(), options.clock.c_str(), nullptr);
     _exit(127);
   }
   close(to[0]);
   close(from[1]);
-  std::unique_ptr<Peer> peer(new Peer(pid, to[1], from[0], name));
+  std::unique_ptr<Peer> peer(new Peer(pid, to[1], from[0], options));
   if (pid < 0) return ErrnoStatus("fork", errno);
-  auto ready = peer->ReadLine();
-  if (!ready.ok() || *ready != "ready")
-    return FailedPrecondition("peer " + name + ": " + program + " " + script + " did not come up");
+  auto line = peer->ReadLine();
+  if (!line.ok()) return FailedPrecondition(options.program + " " + options.script + " did not come up: " + line.status().message());
+  ASSIGN_OR_RETURN(const json::value ready, ParseAnswer(options.name, *line));
+  const json::value* version = Field(ready, "ready");
+  const json::value* isa = Field(ready, "isa");
+  const json::value* threads = Field(ready, "threads");
+  if (!version || !version->is_string() || !isa || !isa->is_string() || !threads || !threads->is_int64())
+    return FailedPrecondition("peer " + options.name + " did not say what it is: " + *line);
+  // A figure of another number of threads is no peer's.
+  if (threads->as_int64() != options.threads)
+    return FailedPrecondition("peer " + options.name + " runs on " + std::to_string(threads->as_int64()) + " threads, not " + count);
+  peer->version_ = std::string(version->as_string());
+  peer->runs_on_ = std::string(isa->as_string()) + ", " + count + " threads";
   return peer;
 }
 
@@ -59,29 +86,39 @@ Result<std::string> Peer::ReadLine() {
       pending_.erase(0, end + 1);
       return line;
     }
+    pollfd ready = {.fd = out_, .events = POLLIN, .revents = 0};
+    const int polled = poll(&ready, 1, options_.patience_s * 1000);
+    if (polled < 0 && errno == EINTR) continue;
+    if (polled == 0) return FailedPrecondition("peer " + options_.name + " did not answer in " + std::to_string(options_.patience_s) + " s");
     char buffer[4096];
     const ssize_t n = read(out_, buffer, sizeof buffer);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return FailedPrecondition("peer " + name_ + " ended");
+    if (n <= 0) return FailedPrecondition("peer " + options_.name + " ended");
     pending_.append(buffer, static_cast<size_t>(n));
   }
 }
 
-Result<double> Peer::Measure(const std::string& request) {
+Result<Peer::Answer> Peer::Ask(const std::string& request) {
   const std::string line = request + "\n";
   struct sigaction ignore = {}, former = {};
   ignore.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &ignore, &former);
   const ssize_t written = write(in_, line.data(), line.size());
   sigaction(SIGPIPE, &former, nullptr);
-  if (written != static_cast<ssize_t>(line.size())) return FailedPrecondition("peer " + name_ + " ended");
-  ASSIGN_OR_RETURN(const std::string answer, ReadLine());
-  auto parsed = ParseJson(answer);
-  if (!parsed.ok() || !parsed->is_object()) return FailedPrecondition("peer " + name_ + " said '" + answer + "'");
-  const json::value* seconds = parsed->as_object().if_contains("seconds");
+  if (written != static_cast<ssize_t>(line.size())) return FailedPrecondition("peer " + options_.name + " ended");
+  ASSIGN_OR_RETURN(const std::string said, ReadLine());
+  ASSIGN_OR_RETURN(const json::value parsed, ParseAnswer(options_.name, said));
+  Answer answer;
+  if (const json::value* logprobs = Field(parsed, "logprobs"); logprobs && logprobs->is_array()) {
+    for (const json::value& x : logprobs->as_array()) answer.logprobs.push_back(x.is_double() ? x.as_double() : NAN);
+    return answer;
+  }
+  const json::value* seconds = Field(parsed, "seconds");
   if (!seconds || !seconds->is_double() || !(seconds->as_double() > 0))
-    return FailedPrecondition("peer " + name_ + ": " + answer);
-  return seconds->as_double();
+    return FailedPrecondition("peer " + options_.name + " said '" + said + "'");
+  answer.seconds = seconds->as_double();
+  if (const json::value* peak = Field(parsed, "peak_bytes"); peak && peak->is_int64()) answer.peak_bytes = peak->as_int64();
+  return answer;
 }
 
 }  // namespace temper::trainer::bench
