@@ -86,6 +86,7 @@ OutcomeDecision DecideOutcome(const AgentEnd& end, const std::vector<std::string
   if (HasFlag(flags, "rollout_limit:time") || end.kind == AgentEnd::Kind::kTimeout) return {"truncated", "time"};
   if (HasFlag(flags, "context_length_exceeded")) return {"truncated", "context"};
   if (HasFlag(flags, "rollout_limit:branches")) return {"truncated", "branches"};
+  if (HasFlag(flags, "rollout_limit:kept_sets")) return {"truncated", "kept_sets"};
   // The gateway died between two calls, or before one was on record: the agent met a closed connection.
   if (HasFlag(flags, "recovered") && (end.kind == AgentEnd::Kind::kExit || calls == 0)) return {"aborted", "gateway_restart"};
   if (end.kind == AgentEnd::Kind::kExit) {

@@ -20,6 +20,7 @@
 #include "common/strings.h"
 #include "engine/files/model_file.h"
 #include "engine/files/safetensors.h"
+#include "engine/kept_json.h"
 #include "engine/reference.h"
 #include "engine/score.h"
 #include "engine/train_pass.h"
@@ -163,17 +164,22 @@ constexpr char kScoreHelp[] =
     "usage: temper engine score MODEL --in FILE [--mode flat|decode|prefill:N|tree] [--top K]\n"
     "                           [--numerics bf16|f32|f64] [--cpu auto|avx2|avx512|amx] [--threads N]\n"
     "Lines {\"ids\":[...],\"temperature\":1} give lines {\"logprobs\":[null,lp(ids[1]),...]}, with --top K also \"top\": the\n"
-    "likeliest next tokens after each token. All modes give the same bits.\n";
+    "likeliest next tokens after each token. \"kept\":[null,[id,...],...] says for each id among which tokens it was drawn (null: all);\n"
+    "its logprob is then among them. All modes give the same bits.\n";
 
 Result<ScoreRow> ParseScoreLine(std::string_view line, const ModelConfig& config) {
   ASSIGN_OR_RETURN(const json::value value, ParseJson(line));
   const JsonRef ref(value);
-  RETURN_IF_ERROR(ref.OnlyKeys({"ids", "temperature"}));
+  RETURN_IF_ERROR(ref.OnlyKeys({"ids", "temperature", "kept"}));
   ScoreRow row;
   ASSIGN_OR_RETURN(const JsonRef ids, ref.Field("ids"));
   ASSIGN_OR_RETURN(row.ids, ReadIds(ids));
   ASSIGN_OR_RETURN(row.temperature, ref.DoubleOr("temperature", 1));
   RETURN_IF_ERROR(CheckScoreRow(config, row));
+  if (ref.Has("kept")) {
+    ASSIGN_OR_RETURN(const JsonRef kept, ref.Field("kept"));
+    ASSIGN_OR_RETURN(row.kept, ReadKept(kept, row.ids, config.vocab));
+  }
   return row;
 }
 
@@ -273,22 +279,25 @@ constexpr char kGradHelp[] =
     "                          [--numerics bf16|f32|f64] [--cpu auto|avx2|avx512|amx] [--threads N]\n"
     "{\"rows\":[{\"ids\":[...],\"coef\":[...],\"temperature\":1}]} or\n"
     "{\"trees\":[{\"parent\":[-1,0,1,1],\"token\":[...],\"coef\":[...],\"temperature\":1}]} gives the gradient of\n"
-    "J = sum of coef * logprob of every parameter. --tree off keeps rows apart; --chunk N takes whole trees until N tokens.\n";
+    "J = sum of coef * logprob of every parameter. \"kept\":[null,[id,...],...] says for each token among which others it was drawn\n"
+    "(null: all). --tree off keeps rows apart; --chunk N takes whole trees until N tokens.\n";
 
 // A row or a tree of the input.
 struct Item {
   std::vector<int32_t> parent, token;  // a row is a tree whose parents are -1, 0, 1, …
   std::vector<double> coef;
   std::vector<double> temperature;  // one, or one per node
+  std::vector<std::string> kept;    // none, or one per node
   double temperature_of(size_t node) const { return temperature[temperature.size() == 1 ? 0 : node]; }
+  std::string_view kept_of(size_t node) const { return kept.empty() ? std::string_view() : kept[node]; }
 };
 
 Result<Item> ParseItem(const JsonRef& ref, bool row, const ModelConfig& config) {
   Item item;
   if (row) {
-    RETURN_IF_ERROR(ref.OnlyKeys({"ids", "coef", "temperature"}));
+    RETURN_IF_ERROR(ref.OnlyKeys({"ids", "coef", "temperature", "kept"}));
   } else {
-    RETURN_IF_ERROR(ref.OnlyKeys({"parent", "token", "coef", "temperature"}));
+    RETURN_IF_ERROR(ref.OnlyKeys({"parent", "token", "coef", "temperature", "kept"}));
   }
   ASSIGN_OR_RETURN(const JsonRef tokens, ref.Field(row ? "ids" : "token"));
   ASSIGN_OR_RETURN(item.token, ReadIds(tokens));
@@ -309,6 +318,10 @@ Result<Item> ParseItem(const JsonRef& ref, bool row, const ModelConfig& config) 
   ASSIGN_OR_RETURN(const JsonRef coef, ref.Field("coef"));
   ASSIGN_OR_RETURN(item.coef, coef.Doubles());
   if (item.coef.size() != n) return coef.Error(fmt::format("{} values for {} tokens", item.coef.size(), n));
+  if (ref.Has("kept")) {
+    ASSIGN_OR_RETURN(const JsonRef kept, ref.Field("kept"));
+    ASSIGN_OR_RETURN(item.kept, ReadKept(kept, item.token, config.vocab));
+  }
   item.temperature = {1};
   if (ref.Has("temperature")) {
     ASSIGN_OR_RETURN(const JsonRef temperature, ref.Field("temperature"));
@@ -408,7 +421,7 @@ Result<Batches> MakeBatches(const std::vector<Item>& items, const Options& o, co
     for (size_t v = 0; v < inverse.size(); ++v) inverse[v] = 1.0f / static_cast<float>(item.temperature_of(v));
     {  // also checks the shape of the tree
       TreeBuilder check(false);
-      ASSIGN_OR_RETURN(const auto handles, AddTree(o.merge ? *builder : check, item.parent, item.token, inverse));
+      ASSIGN_OR_RETURN(const auto handles, AddTree(o.merge ? *builder : check, item.parent, item.token, inverse, item.kept));
       if (o.merge) {
         for (size_t v = 0; v < handles.size(); ++v) added.push_back({i, static_cast<int32_t>(v), handles[v], true});
       }
@@ -418,7 +431,7 @@ Result<Batches> MakeBatches(const std::vector<Item>& items, const Options& o, co
         int32_t parent = -1;
         for (size_t j = 0; j < path.nodes.size(); ++j) {
           const int32_t v = path.nodes[j];
-          parent = builder->AddNode(parent, item.token[v], inverse[v]);
+          parent = builder->AddNode(parent, item.token[v], inverse[v], item.kept_of(v));
           added.push_back({i, v, parent, path.first[j] != 0});
         }
         builder->AddLogicalTokens(static_cast<int64_t>(path.nodes.size()));

@@ -106,9 +106,9 @@ Engine::Engine(CpuPath path, const cpu::Ops* bf16, const cpu::Ops* f32, int thre
 
 Engine::~Engine() = default;
 
-float RowLogSumExp(const Engine& engine, const float* logits, int vocab) {
+float RowLogSumExp(const Engine& engine, std::span<const float> logits) {
   FlushDenormals mode;
-  return engine.ops(Profile::kF32).log_sum_exp(logits, vocab);
+  return engine.ops(Profile::kF32).log_sum_exp(logits.data(), static_cast<int>(logits.size()));
 }
 
 }  // namespace temper::engine

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,7 +50,8 @@ class Engine {
 };
 
 // log(sum(exp(logits[0..vocab)))) in the one order used everywhere: tiles of 256, tile maximum, 16 lanes, tiles merged in
-// order. `logits` are already multiplied by 1/T. logprob of a token = logits[token] - this.
-float RowLogSumExp(const Engine& engine, const float* logits, int vocab);
+// order. `logits` are already multiplied by 1/T. logprob of a token = logits[token] - this; among the tokens that a truncating sampler
+// kept, with their logits alone in order of their ids (engine/kept_set.h).
+float RowLogSumExp(const Engine& engine, std::span<const float> logits);
 
 }  // namespace temper::engine

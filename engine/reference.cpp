@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "common/check.h"
+#include "engine/kept_set.h"
 #include "engine/layer.h"
 #include "engine/rope.h"
 
@@ -224,6 +226,8 @@ ReferenceResult RunReference(const Parameters& params, const TreeBatch& tree, co
   for (int v = 0; v < n; ++v) {
     if (tree.parent[v] >= 0) children[tree.parent[v]].push_back(v);
   }
+  std::vector<int32_t> all(vocab);
+  std::iota(all.begin(), all.end(), 0);
   Vector dx(static_cast<size_t>(n) * w, 0), hidden(w), logits(vocab), slopes(vocab), dlogits(vocab), dhidden(w);
   for (int u = 0; u < n; ++u) {
     if (children[u].empty() && !options.rows) continue;
@@ -234,14 +238,14 @@ ReferenceResult RunReference(const Parameters& params, const TreeBatch& tree, co
       logits[i] = capped.y;
       slopes[i] = capped.slope;
     }
-    const auto log_sum = [&](double t) {
+    const auto log_sum = [&](double t, const std::vector<int32_t>& ids) {
       double max = -std::numeric_limits<double>::infinity(), sum = 0;
-      for (double z : logits) max = std::max(max, z * t);
-      for (double z : logits) sum += std::exp(z * t - max);
+      for (int32_t i : ids) max = std::max(max, logits[i] * t);
+      for (int32_t i : ids) sum += std::exp(logits[i] * t - max);
       return max + std::log(sum);
     };
     if (options.rows) {
-      const double t = options.row_inv_temperature, lse = log_sum(t);
+      const double t = options.row_inv_temperature, lse = log_sum(t, all);
       Vector row(vocab);
       for (int i = 0; i < vocab; ++i) row[i] = logits[i] * t - lse;
       out.rows.push_back(std::move(row));
@@ -249,13 +253,19 @@ ReferenceResult RunReference(const Parameters& params, const TreeBatch& tree, co
     std::fill(dlogits.begin(), dlogits.end(), 0);
     bool pulled = false;
     for (int v : children[u]) {
-      const double t = options.inv_temperature.empty() ? tree.inv_temperature[v] : options.inv_temperature[v], lse = log_sum(t);
+      const double t = options.inv_temperature.empty() ? tree.inv_temperature[v] : options.inv_temperature[v];
+      std::vector<int32_t> ids = all;
+      if (tree.kept_index(v) >= 0) {
+        const Status read = DecodeKept(tree.kept_set(tree.kept_index(v)), vocab, &ids);
+        TEMPER_CHECK(read.ok() && std::binary_search(ids.begin(), ids.end(), tree.token[v])) << "kept set of node " << v;
+      }
+      const double lse = log_sum(t, ids);
       const double coef = options.coef.empty() ? 0 : options.coef[v];
       out.logprobs[v] = logits[tree.token[v]] * t - lse;
       out.objective += coef * out.logprobs[v];
       if (!options.gradient || coef == 0) continue;
       pulled = true;
-      for (int i = 0; i < vocab; ++i) dlogits[i] -= coef * t * std::exp(logits[i] * t - lse);
+      for (int32_t i : ids) dlogits[i] -= coef * t * std::exp(logits[i] * t - lse);
       dlogits[tree.token[v]] += coef * t;
     }
     if (!pulled) continue;

@@ -12,7 +12,7 @@ namespace temper::engine {
 
 struct ReferenceResult {
   double objective = 0;          // Σ coef · logprob over non-roots
-  std::vector<double> logprobs;  // per node, NaN at roots
+  std::vector<double> logprobs;  // per node, among its kept tokens; NaN at roots
   std::vector<double> gradient;  // dJ/dθ in the layout of Parameters::flat(); empty unless asked for
   // Per node the log-probabilities of the next token ([vocab], at T = 1 / row_inv_temperature); empty unless asked for.
   std::vector<std::vector<double>> rows;
@@ -27,7 +27,7 @@ struct ReferenceOptions {
   double row_inv_temperature = 1;
 };
 
-// `tree` must be valid for the config (tokens in the vocabulary); checked.
+// `tree` must be valid for the config (tokens in the vocabulary, kept sets that hold them); checked.
 ReferenceResult RunReference(const Parameters& params, const TreeBatch& tree, const ReferenceOptions& options);
 
 }  // namespace temper::engine

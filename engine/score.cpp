@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "common/check.h"
+#include "engine/kept_set.h"
 #include "engine/kv_pool.h"
 #include "engine/paged_forward.h"
 #include "engine/reference.h"
@@ -49,7 +50,7 @@ void ScoreBatch(TrainPass& pass, const ComputeWeights& weights, const std::vecto
   std::vector<std::vector<int32_t>> handles;
   for (size_t i = begin; i < end; ++i) {
     const float t = InverseTemperature(rows[i]);
-    handles.push_back(builder.AddRow(rows[i].ids, std::span(&t, 1)));
+    handles.push_back(builder.AddRow(rows[i].ids, std::span(&t, 1), rows[i].kept));
   }
   std::vector<int32_t> index;
   const TreeBatch tree = builder.Build(&index);
@@ -109,7 +110,10 @@ void ScorePages(Engine& engine, const ComputeWeights& weights, const std::vector
       const auto& ids = rows[who[b]].ids;
       RowScores& scores = out[who[b]];
       for (size_t j = start; j < start + batch[b].tokens.size(); ++j, logits += vocab, ++lse) {
-        if (j + 1 < ids.size()) scores.logprobs[j + 1] = logits[ids[j + 1]] - *lse;
+        if (j + 1 < ids.size()) {
+          const std::string_view kept = rows[who[b]].kept.empty() ? std::string_view() : rows[who[b]].kept[j + 1];
+          scores.logprobs[j + 1] = logits[ids[j + 1]] - (kept.empty() ? *lse : RowLogSumExp(engine, KeptLogits(kept, logits).values));
+        }
         if (options.top) scores.top[j] = TopOf(logits, *lse, vocab, options.top);
       }
     }
@@ -127,6 +131,13 @@ Status CheckScoreRow(const ModelConfig& config, const ScoreRow& row) {
     if (row.ids[i] < 0 || row.ids[i] >= config.vocab) {
       return InvalidArgument(fmt::format("ids[{}] = {} is outside the vocabulary of {}", i, row.ids[i], config.vocab));
     }
+  }
+  if (!row.kept.empty() && row.kept.size() != row.ids.size()) {
+    return InvalidArgument(fmt::format("kept: {} entries for {} ids", row.kept.size(), row.ids.size()));
+  }
+  for (size_t i = 0; i < row.kept.size(); ++i) {
+    const Status kept = CheckKept(row.kept[i], config.vocab, row.ids[i]);
+    if (!kept.ok()) return kept.WithContext(fmt::format("kept[{}]", i));
   }
   if (!(row.temperature > 0) || !std::isfinite(1.0f / static_cast<float>(row.temperature)) || !std::isfinite(row.temperature)) {
     return InvalidArgument(fmt::format("temperature {} is not above 0", row.temperature));
@@ -164,7 +175,7 @@ std::vector<RowScores> ScoreReference(const Parameters& params, const std::vecto
   for (size_t i = 0; i < rows.size(); ++i) {
     TreeBuilder builder;
     const float t = InverseTemperature(rows[i]);
-    builder.AddRow(rows[i].ids, std::span(&t, 1));
+    builder.AddRow(rows[i].ids, std::span(&t, 1), rows[i].kept);
     const TreeBatch tree = builder.Build(nullptr);
     const std::vector<double> inverse(tree.size(), 1 / rows[i].temperature);
     ReferenceOptions reference;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@ namespace temper::engine {
 struct ScoreRow {
   std::vector<int32_t> ids;  // at least one, inside the vocabulary
   double temperature = 1;    // above 0
+  std::vector<std::string> kept = {};  // empty, or per id the tokens it was drawn from (engine/kept_set.h)
 };
 
 struct ScoreOptions {
@@ -30,7 +32,7 @@ struct ScoreOptions {
 };
 
 struct RowScores {
-  std::vector<double> logprobs;  // [i] of ids[i] given those before; NaN for the first
+  std::vector<double> logprobs;  // [i] of ids[i] given those before, among its kept tokens; NaN for the first
   // After each token: (id, logprob), likeliest first, equal ones by id. Empty unless asked for.
   std::vector<std::vector<std::pair<int32_t, double>>> top;
 };

@@ -11,6 +11,7 @@
 #include "common/check.h"
 #include "engine/bf16.h"
 #include "engine/forward.h"
+#include "engine/kept_set.h"
 #include "engine/rope.h"
 
 namespace temper::engine {
@@ -244,8 +245,9 @@ struct TrainPass::State {
   bool ready = false;  // a forward with keep is done and not yet used
   bool recompute = false;  // of that forward
 
-  // Head rows and the children whose log-probability each gives.
+  // Head rows, the kept set each is a softmax over, and the children whose log-probability it gives.
   std::vector<HeadRow> head;
+  std::vector<int32_t> head_kept;  // TreeBatch::kept_index
   std::vector<int32_t> child_begin;  // head rows + 1
   std::vector<int32_t> child;
   std::vector<float> log_sum_exp;
@@ -379,8 +381,9 @@ void TrainPass::State::MakeHeadRows(std::span<const uint8_t> wanted) {
   for (int v = 0; v < n; ++v) {
     if (is_wanted(v)) children[at[tree->parent[v]]++] = v;
   }
-  // One head row per node and temperature: children drawn at different temperatures read different logits.
+  // One head row per node and transform: children drawn at another temperature, or among others, are of another distribution.
   head.clear();
+  head_kept.clear();
   child.clear();
   child_begin.assign(1, 0);
   std::vector<int32_t> rest, later;
@@ -388,15 +391,17 @@ void TrainPass::State::MakeHeadRows(std::span<const uint8_t> wanted) {
     rest.assign(children.begin() + begin[u], children.begin() + begin[u + 1]);
     while (!rest.empty()) {
       const float t = tree->inv_temperature[rest[0]];
+      const int32_t kept = tree->kept_index(rest[0]);
       later.clear();
       for (int v : rest) {
-        if (tree->inv_temperature[v] == t) {
+        if (tree->inv_temperature[v] == t && tree->kept_index(v) == kept) {
           child.push_back(v);
         } else {
           later.push_back(v);
         }
       }
       head.push_back({u, t});
+      head_kept.push_back(kept);
       child_begin.push_back(static_cast<int32_t>(child.size()));
       rest.swap(later);
     }
@@ -427,6 +432,9 @@ Result<std::span<const float>> TrainPass::Forward(const ComputeWeights& weights,
     if (!std::isfinite(tree.inv_temperature[i])) {
       return InvalidArgument(fmt::format("node {}: 1/temperature is {}", i, tree.inv_temperature[i]));
     }
+    if (tree.kept_index(i) < 0) continue;
+    const Status kept = CheckKept(tree.kept_set(tree.kept_index(i)), c.vocab, tree.token[i]);
+    if (!kept.ok()) return kept.WithContext(fmt::format("node {}", i));
   }
   s.weights = &weights;
   s.tree = &tree;
@@ -454,6 +462,7 @@ void TrainPass::State::Score(const ForwardOptions& options, float* kept_logits) 
   for (HeadRow& row : rows) row.row -= chunk->begin;
   pass.Head(*weights, rows, kept_logits, log_sum_exp.data() + chunk->head_begin, [&](int i, const float* row) {
     i += chunk->head_begin;
+    if (head_kept[i] >= 0) log_sum_exp[i] = RowLogSumExp(engine, KeptLogits(tree->kept_set(head_kept[i]), row).values);
     for (int j = child_begin[i]; j < child_begin[i + 1]; ++j) {
       logprobs[child[j]] = row[tree->token[child[j]]] - log_sum_exp[i];
     }
@@ -592,10 +601,17 @@ void TrainPass::State::BackwardHead(std::span<const float> coef, Gradients& grad
         if (again && cap != 0) ops.soft_cap(row, cap, s.vocab);
         if (again && t != 1) ops.scale(row, t, s.vocab);
         if (cap != 0) std::memcpy(capped, row, s.vocab * sizeof(float));
-        // dlogits = 1/T (Σ coef onehot - (Σ coef) softmax)
+        // dlogits = 1/T (Σ coef onehot - (Σ coef) softmax), the softmax over the kept tokens and 0 elsewhere
         float total = 0;
         for (int j = child_begin[i]; j < child_begin[i + 1]; ++j) total += coef[child[j]];
-        ops.softmax_scaled(row, log_sum_exp[i], -(total * t), s.vocab);
+        if (head_kept[i] >= 0) {
+          KeptLogits kept(tree->kept_set(head_kept[i]), row);
+          ops.softmax_scaled(kept.values.data(), log_sum_exp[i], -(total * t), static_cast<int>(kept.values.size()));
+          std::memset(row, 0, s.vocab * sizeof(float));
+          kept.Scatter(row);
+        } else {
+          ops.softmax_scaled(row, log_sum_exp[i], -(total * t), s.vocab);
+        }
         for (int j = child_begin[i]; j < child_begin[i + 1]; ++j) {
           row[tree->token[child[j]]] += coef[child[j]] * t;
         }

@@ -104,6 +104,7 @@ int Capture::AddRun(Run run) {
   TEMPER_CHECK(!run.ids.empty());
   TEMPER_CHECK(run.parent >= -1 && run.parent < run.id) << "run " << run.id << " under " << run.parent;
   TEMPER_CHECK(run.logprobs.size() == (run.sampled ? run.ids.size() : 0)) << "run " << run.id;
+  TEMPER_CHECK(run.kept.empty() || (run.sampled && run.kept.size() == run.ids.size())) << "run " << run.id;
   path_length_.push_back(PathLength(run.parent) + static_cast<int>(run.ids.size()));
   run_children_[run.parent].push_back(run.id);
   runs_.push_back(std::move(run));
@@ -121,7 +122,8 @@ int Capture::AddTurn(Turn turn) {
 
 bool Capture::Restore(Run run) {
   if (run.id != static_cast<int>(runs_.size()) || run.ids.empty() || run.parent < -1 || run.parent >= run.id ||
-      run.logprobs.size() != (run.sampled ? run.ids.size() : 0)) {
+      run.logprobs.size() != (run.sampled ? run.ids.size() : 0) ||
+      (!run.kept.empty() && (!run.sampled || run.kept.size() != run.ids.size()))) {
     return false;
   }
   AddRun(std::move(run));

@@ -25,6 +25,7 @@ struct Run {
   bool sampled = false;
   std::vector<int32_t> ids;     // never empty
   std::vector<float> logprobs;  // sampled: one per id
+  std::vector<std::string> kept;  // sampled: empty, or one per id, the tokens it was drawn from (engine/kept_set.h)
   engine::Version version;      // sampled
   bool mixed = false;
   float temperature = 1;

@@ -24,6 +24,7 @@ struct SamplingPolicy {
   float top_p = 1;         // 1 = off
   uint32_t top_k = 0;      // 0 = off
   float min_p = 0;         // 0 = off
+  uint32_t repetition_stop = 0;  // engine::Sampling has it
   uint32_t max_tokens = 0;  // cap on each call, 0 = none of its own (the context always caps)
 };
 
@@ -45,7 +46,7 @@ struct OpenOptions {
   std::optional<SamplingPolicy> sampling;  // absent: the client chooses
   int32_t max_turns = 0;                   // 0 = no limit
   KeySpace key_space;
-  bool training = false;  // sampled tokens are trainable; top-p, top-k, min-p are then refused (INVALID_ARGUMENT)
+  bool training = false;  // sampled tokens are trainable; a sampling policy is then required, and one that leaves more than one token
   double deadline_s = 0;  // from now; 0 = none
   // A session of this name that was used or closed is aborted, forgotten and begun anew (an evaluation that is repeated). Else
   // such a session is ALREADY_EXISTS.

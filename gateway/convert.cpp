@@ -18,6 +18,7 @@ void ToProto(const OpenOptions& o, v1::GatewayOpenRequest* out) {
     s->set_top_k(o.sampling->top_k);
     s->set_min_p(o.sampling->min_p);
     s->set_max_tokens(o.sampling->max_tokens);
+    s->set_repetition_stop(o.sampling->repetition_stop);
   }
   out->set_max_turns(o.max_turns);
   out->mutable_key_space()->set_seed(o.key_space.seed);
@@ -38,8 +39,12 @@ OpenOptions FromProto(const v1::GatewayOpenRequest& in) {
   o.task_id = in.task_id();
   o.family = in.family();
   if (in.has_sampling()) {
-    o.sampling = SamplingPolicy{in.sampling().temperature(), in.sampling().top_p(), in.sampling().top_k(), in.sampling().min_p(),
-                                in.sampling().max_tokens()};
+    o.sampling = SamplingPolicy{.temperature = in.sampling().temperature(),
+                                .top_p = in.sampling().top_p(),
+                                .top_k = in.sampling().top_k(),
+                                .min_p = in.sampling().min_p(),
+                                .repetition_stop = in.sampling().repetition_stop(),
+                                .max_tokens = in.sampling().max_tokens()};
   }
   o.max_turns = in.max_turns();
   o.key_space = {in.key_space().seed(), in.key_space().domain(), in.key_space().a(), in.key_space().b()};

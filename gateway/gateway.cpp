@@ -7,10 +7,13 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <limits>
+#include <utility>
 
 #include "common/check.h"
 #include "common/log.h"
 #include "common/strings.h"
+#include "engine/kept_set.h"
 #include "gateway/convert.h"
 #include "gateway/dialect/openai_chat.h"
 #include "gateway/sampled_text.h"
@@ -70,6 +73,16 @@ std::string Bytes(const OpenOptions& options) {
   return request.SerializeAsString();
 }
 
+// Kept sets as the worker may send them: none, or one per id that has the id in it.
+bool KeptFits(const rollout::Chunk& chunk) {
+  if (chunk.kept.empty()) return true;
+  if (chunk.kept.size() != chunk.ids.size()) return false;
+  for (size_t i = 0; i < chunk.ids.size(); ++i) {
+    if (!engine::CheckKept(chunk.kept[i], std::numeric_limits<int32_t>::max(), chunk.ids[i]).ok()) return false;
+  }
+  return true;
+}
+
 Status CheckOptions(const OpenOptions& o) {
   if (o.session.empty() || o.session.size() > 200) return InvalidArgument("session: a name of 1 to 200 bytes is needed");
   for (unsigned char c : o.session) {
@@ -83,9 +96,9 @@ Status CheckOptions(const OpenOptions& o) {
   }
   if (!o.training) return Status::Ok();
   if (!o.sampling) return InvalidArgument("sampling: a training session needs a sampling policy of its own");
-  // The set of tokens that a truncating sampler kept is not recorded, so its logprobs could not be trained.
-  const char* truncation = o.sampling->top_p < 1 ? "top_p" : o.sampling->top_k > 0 ? "top_k" : o.sampling->min_p > 0 ? "min_p" : nullptr;
-  if (truncation) return InvalidArgument(std::string("sampling.") + truncation + ": a training session samples from the whole distribution");
+  // Of one token alone the logprob is 0 whatever the weights are: there would be nothing to train.
+  if (o.sampling->top_k == 1) return InvalidArgument("sampling.top_k: 1 leaves a training session no choice to learn");
+  if (o.sampling->min_p == 1) return InvalidArgument("sampling.min_p: 1 leaves a training session no choice to learn");
   return Status::Ok();
 }
 
@@ -105,6 +118,9 @@ struct Gateway::Entry {
   std::map<int, CallPtr> calls;      // in flight
   std::string state;                 // of a closed session
   std::string trajectory;            // serialised, of a closed session
+
+  // On the loop only.
+  size_t kept_bytes = 0;             // of kept sets that its calls have brought
 };
 
 struct Gateway::Call {
@@ -121,6 +137,7 @@ struct Gateway::Call {
     std::string finish;
     int cached_tokens = 0;
     bool stopped = false;  // by a stop string
+    bool cut = false;      // by the bound on kept sets
     bool done = false;
     Status status;
   };
@@ -140,6 +157,7 @@ struct Gateway::Call {
   bool shown = false;      // a token's text is sent: the draw cannot be repeated silently
   double heard_at = 0;     // of the live waiter's last bytes
   int attempt = 0;
+  size_t kept_bytes = 0;   // of this attempt
   double backoff_s = kRetryFirstS;
   std::string cancel_note;  // why it is being cancelled
   std::optional<Refusal> fault;
@@ -186,7 +204,7 @@ Status Gateway::Start() {
       entry->api_key = record.open().api_key();
       entry->origin_s = clock_.NowS() - std::max(0.0, clock_.WallS() - record.open().opened_at_s());
       entry->session = std::make_unique<Session>(entry->options, entry->api_key, record.open().opened_at_s(), text_,
-                                                 SessionLimits{.context_tokens = options_.context_tokens});
+                                                 SessionLimits{.context_tokens = options_.context_tokens, .kept_bytes_max = options_.kept_bytes_max});
       by_name_[record.session()] = entry;
       order.push_back(record.session());
     } else {
@@ -214,6 +232,7 @@ Status Gateway::Start() {
       entry->session->AddFlag("recovered");
       Write(*entry->session);
       by_key_[entry->api_key] = entry;
+      entry->kept_bytes = entry->session->kept_bytes();
       continue;
     }
     v1::Trajectory trajectory;
@@ -286,7 +305,7 @@ Result<Gateway::EntryPtr> Gateway::OpenEntry(const OpenOptions& options, const s
   entry->origin_s = clock_.NowS();
   const double opened_at_s = clock_.WallS();
   entry->session = std::make_unique<Session>(options, key, opened_at_s, text_,
-                                             SessionLimits{.context_tokens = options_.context_tokens});
+                                             SessionLimits{.context_tokens = options_.context_tokens, .kept_bytes_max = options_.kept_bytes_max});
   std::lock_guard lock(sessions_mutex_);
   if (by_name_.count(options.session)) return AlreadyExists("session " + options.session + " exists");
   if (log_) {
@@ -523,6 +542,7 @@ void Gateway::HandleChat(const EntryPtr& entry, const http::Request& request, co
 void Gateway::Launch(const CallPtr& call) {
   if (call->settled) return;
   ++call->attempt;
+  call->entry->kept_bytes -= std::exchange(call->kept_bytes, 0);
   call->running.clear();
   call->choices.clear();
   call->choices.resize(call->plan.n);
@@ -559,9 +579,9 @@ void Gateway::Launch(const CallPtr& call) {
 
 void Gateway::OnChunk(const CallPtr& call, int attempt, size_t index, const rollout::Chunk& chunk) {
   auto& choice = call->choices[index];
-  if (call->attempt != attempt || call->settled || choice.done || choice.stopped || call->fault) return;
+  if (call->attempt != attempt || call->settled || choice.done || choice.stopped || choice.cut || call->fault) return;
   choice.hash = rollout::IdsHash(chunk.ids, choice.hash);
-  if (chunk.ids.size() != chunk.logprobs.size() || chunk.ids_hash != choice.hash) {
+  if (chunk.ids.size() != chunk.logprobs.size() || chunk.ids_hash != choice.hash || !KeptFits(chunk)) {
     call->fault = Refusal{.status = 502, .type = "upstream_error", .code = "worker_protocol",
                           .message = "the worker's record of the tokens differs from the gateway's"};
     for (auto& running : call->running) running->Cancel();
@@ -570,14 +590,26 @@ void Gateway::OnChunk(const CallPtr& call, int attempt, size_t index, const roll
   choice.cached_tokens = std::max(choice.cached_tokens, static_cast<int>(chunk.cached_tokens));
   for (size_t i = 0; i < chunk.ids.size(); ++i) {
     if (choice.spans.empty() || choice.spans.back().version != chunk.version || choice.spans.back().mixed != chunk.mixed) {
-      choice.spans.push_back({.ids = {}, .logprobs = {}, .version = chunk.version, .mixed = chunk.mixed});
+      choice.spans.push_back({.version = chunk.version, .mixed = chunk.mixed});
     }
-    choice.spans.back().ids.push_back(chunk.ids[i]);
-    choice.spans.back().logprobs.push_back(chunk.logprobs[i]);
+    Span& span = choice.spans.back();
+    span.ids.push_back(chunk.ids[i]);
+    span.logprobs.push_back(chunk.logprobs[i]);
+    if (!chunk.kept.empty() || !span.kept.empty()) {
+      span.kept.resize(span.ids.size());
+      if (!chunk.kept.empty()) span.kept.back() = chunk.kept[i];
+      call->kept_bytes += span.kept.back().size();
+      call->entry->kept_bytes += span.kept.back().size();
+    }
     choice.ids.push_back(chunk.ids[i]);
     choice.logprobs.push_back(chunk.logprobs[i]);
     if (!choice.text->Append(chunk.ids[i])) {
       choice.stopped = true;
+      call->running[index]->Cancel();
+      break;
+    }
+    if (call->entry->kept_bytes >= options_.kept_bytes_max) {
+      choice.cut = true;
       call->running[index]->Cancel();
       break;
     }
@@ -640,7 +672,8 @@ void Gateway::Settle(const CallPtr& call) {
     refusal = SessionClosed();
   } else {
     for (const auto& choice : call->choices) {
-      const bool whole = choice.stopped || (choice.status.ok() && (choice.finish == "stop" || choice.finish == "length"));
+      const bool ended = choice.finish == "stop" || choice.finish == "length" || choice.finish == "repetition";
+      const bool whole = choice.stopped || choice.cut || (choice.status.ok() && ended);
       if (whole) continue;
       const StatusCode code = choice.status.ok() ? StatusCode::kUnavailable : choice.status.code();
       if (code == StatusCode::kDeadlineExceeded) {
@@ -679,7 +712,9 @@ void Gateway::Settle(const CallPtr& call) {
     Drawn d;
     d.spans = std::move(choice.spans);
     d.stop_string = choice.stopped;
-    d.finish = refusal ? "abort" : choice.stopped ? "stop" : choice.finish;
+    d.repetition = choice.finish == "repetition";
+    d.kept_cut = choice.cut;
+    d.finish = refusal ? "abort" : choice.stopped ? "stop" : d.repetition || d.kept_cut ? "length" : choice.finish;
     d.cached_tokens = choice.cached_tokens;
     if (!refusal) {
       SampledText::Said said = choice.text->Finish(d.finish == "stop");

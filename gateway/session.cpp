@@ -47,6 +47,7 @@ void ToProto(const Run& run, v1::TokenRun* out) {
   out->set_provenance(run.sampled ? v1::SAMPLED : v1::CONTEXT);
   out->mutable_ids()->Add(run.ids.begin(), run.ids.end());
   out->mutable_logprobs()->Add(run.logprobs.begin(), run.logprobs.end());
+  out->mutable_kept()->Add(run.kept.begin(), run.kept.end());
   if (run.sampled) {
     ToProto(run.version, out->mutable_version());
     out->set_temperature(run.temperature);
@@ -66,6 +67,7 @@ Run FromProto(const v1::TokenRun& in) {
   run.sampled = in.provenance() == v1::SAMPLED;
   run.ids.assign(in.ids().begin(), in.ids().end());
   run.logprobs.assign(in.logprobs().begin(), in.logprobs().end());
+  run.kept.assign(in.kept().begin(), in.kept().end());
   run.version = {in.version().epoch(), in.version().step()};
   run.mixed = in.mixed();
   if (run.sampled) {
@@ -227,6 +229,7 @@ std::variant<engine::Sampling, Refusal> Session::Decide(const ChatRequest& reque
     s.top_p = options_.sampling->top_p;
     s.top_k = options_.sampling->top_k;
     s.min_p = options_.sampling->min_p;
+    s.repetition_stop = options_.sampling->repetition_stop;
     std::string overridden;
     auto differs = [&](const char* name, bool yes) {
       if (yes) overridden += std::string(overridden.empty() ? "" : ",") + name;
@@ -303,6 +306,11 @@ std::variant<Plan, Refusal> Session::Begin(const ChatRequest& request, uint64_t 
     AddFlag("rollout_limit:branches");
     return Limit("branches", "the session has " + std::to_string(limits_.runs_max) +
                                  " token runs; the agent is probably not replaying its history");
+  }
+  if (kept_bytes_ >= limits_.kept_bytes_max) {
+    AddFlag("rollout_limit:kept_sets");
+    return Limit("kept_sets", "the kept sets of this rollout's tokens have " + std::to_string(kept_bytes_) +
+                                  " bytes; sample from fewer (sampling.top_p, top_k, min_p)");
   }
   Plan plan;
   auto sampling = Decide(request, &plan.note);
@@ -429,6 +437,8 @@ Answer Session::Commit(const Plan& plan, std::vector<Drawn> drawn, const CallEnd
       r.sampled = true;
       r.ids = std::move(span.ids);
       r.logprobs = std::move(span.logprobs);
+      r.kept = std::move(span.kept);
+      for (const std::string& set : r.kept) kept_bytes_ += set.size();
       r.version = span.version;
       r.mixed = span.mixed;
       r.temperature = plan.sampling.temperature;
@@ -449,6 +459,8 @@ Answer Session::Commit(const Plan& plan, std::vector<Drawn> drawn, const CallEnd
     }
     if (d.ill_formed) flags.insert("ill_formed");
     if (d.stop_string) flags.insert("stop_string");
+    if (d.repetition) flags.insert("repetition_stop");
+    if (d.kept_cut) flags.insert("rollout_limit:kept_sets");
     Turn turn;
     turn.parent = parent;
     turn.root = plan.root;
@@ -580,6 +592,7 @@ Status Session::Apply(const v1::GatewayLogRecord& record) {
       if (!turn) return Status::Ok();
       for (const auto& run : record.turn().runs()) {
         if (!capture_.Restore(FromProto(run))) return bad("a run does not fit");
+        for (const std::string& set : run.kept()) kept_bytes_ += set.size();
       }
       for (const auto& message : record.turn().messages()) {
         if (!capture_.Restore(FromProto(message))) return bad("a message does not fit");

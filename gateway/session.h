@@ -56,6 +56,8 @@ struct Drawn {
   std::string content;
   std::vector<ToolCall> tool_calls;  // ids are set by Commit
   bool stop_string = false;  // ended by a stop string of the client
+  bool repetition = false;   // ended by the repetition stop; the client is told length
+  bool kept_cut = false;     // ended by the bound on kept sets; the client is told length
   bool ill_formed = false;
   int cached_tokens = 0;
 };
@@ -68,6 +70,7 @@ struct CallEnd {
 struct SessionLimits {
   int context_tokens = 0;  // prompt + completion
   int runs_max = 8192;
+  size_t kept_bytes_max = SIZE_MAX;  // of the tokens' kept sets: beyond it no call begins
 };
 
 class Session {
@@ -116,6 +119,7 @@ class Session {
   // No call has begun yet.
   bool unused() const { return next_call_ == 0; }
   int calls_in_flight() const { return static_cast<int>(in_flight_.size()); }
+  size_t kept_bytes() const { return kept_bytes_; }
   const PolicyText& text() const { return text_; }
 
  private:
@@ -154,6 +158,7 @@ class Session {
   std::map<int, Flying> in_flight_;
   std::vector<CallInfo> calls_;
   std::map<uint64_t, int> committed_;  // digest → call
+  size_t kept_bytes_ = 0;  // of the kept sets of what was sampled
   std::set<std::string> flags_;
   std::string state_;  // "" = open
   std::string reason_;

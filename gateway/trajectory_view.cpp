@@ -1,12 +1,15 @@
 #include "gateway/trajectory_view.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 
 #include <fmt/format.h>
 
 #include "common/json.h"
 #include "common/strings.h"
+#include "engine/kept_json.h"
+#include "engine/kept_set.h"
 #include "temper/v1/types.pb.h"
 
 namespace temper::gateway {
@@ -29,6 +32,11 @@ Result<v1::Trajectory> Parse(const std::string& serialised) {
     if (run.logprobs_size() != (run.provenance() == v1::SAMPLED ? run.ids_size() : 0)) {
       return DataLoss(fmt::format("run {} of {} has {} logprobs for {} tokens", i, t.session(), run.logprobs_size(), run.ids_size()));
     }
+    bool kept = run.kept_size() == 0 || run.kept_size() == run.logprobs_size();
+    for (int k = 0; kept && k < run.kept_size(); ++k) {
+      kept = engine::CheckKept(run.kept(k), std::numeric_limits<int32_t>::max(), static_cast<int32_t>(run.ids(k))).ok();
+    }
+    if (!kept) return DataLoss(fmt::format("run {} of {} has kept sets that are none of its tokens", i, t.session()));
   }
   return t;
 }
@@ -176,6 +184,10 @@ Result<std::string> TrajectoryJson(const std::string& serialised) {
     const bool sampled = run.provenance() == v1::SAMPLED;
     w.BeginObject().Key("id").Int(run.id()).Key("parent").Int(run.parent());
     w.Key("provenance").String(sampled ? "sampled" : "context").Key("ids").Ints(run.ids()).Key("logprobs").Floats(run.logprobs());
+    if (run.kept_size() > 0) {
+      w.Key("kept");
+      engine::WriteKept(w, std::vector<std::string>(run.kept().begin(), run.kept().end()));
+    }
     w.Key("version");
     sampled ? w.Int(run.version().step()) : w.Null();
     w.Key("mixed").Bool(run.mixed()).Key("temperature");

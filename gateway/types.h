@@ -65,6 +65,7 @@ struct Refusal {
 struct Span {
   std::vector<int32_t> ids = {};
   std::vector<float> logprobs = {};  // one per id
+  std::vector<std::string> kept = {};  // empty, or one per id (engine/kept_set.h)
   engine::Version version = {};
   bool mixed = false;
 };

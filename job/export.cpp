@@ -16,6 +16,7 @@
 #include "datapool/format.h"
 #include "datapool/listing.h"
 #include "datapool/store_reader.h"
+#include "engine/kept_json.h"
 #include "job/job.h"
 #include "trainer/batch.h"
 #include "trainer/loss.h"
@@ -98,6 +99,16 @@ std::string PrintRow(const trainer::Rollout& rollout, const std::string& head, i
   list("ids", [&](const trainer::TokenRun& run, size_t, size_t k) { w.Int(run.ids[k]); });
   list("mask", [&](const trainer::TokenRun&, size_t p, size_t) { w.Int(counts[p]); });
   list("logprobs", [&](const trainer::TokenRun& run, size_t, size_t k) { run.sampled ? w.Double(run.logprobs[k]) : w.Null(); });
+  std::vector<std::string> kept;
+  for (int32_t r : path) {
+    const trainer::TokenRun& run = rollout.runs[static_cast<size_t>(r)];
+    kept.insert(kept.end(), run.kept.begin(), run.kept.end());
+    kept.resize(kept.size() + run.ids.size() - run.kept.size());
+  }
+  if (std::any_of(kept.begin(), kept.end(), [](const std::string& set) { return !set.empty(); })) {
+    w.Key("kept");
+    engine::WriteKept(w, kept);
+  }
   list("versions", [&](const trainer::TokenRun& run, size_t, size_t) { run.sampled ? w.Int(run.version.step) : w.Null(); });
   list("advantages", [&](const trainer::TokenRun&, size_t p, size_t k) { w.Double(counts[p] ? advantages.at(path[p])[k] : 0); });
   w.EndObject();

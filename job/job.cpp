@@ -108,12 +108,17 @@ void ReadScaffold(ConfigBlock root, Job* job) {
 void ReadSampling(ConfigBlock root, Job* job) {
   ConfigBlock block = root.Block("sampling");
   job->sampling.temperature = block.Double("temperature", 1, {.min = 0, .max = 100, .above = true});
-  // The recorded logprob is of the whole distribution; a truncated one would make every ratio wrong.
-  constexpr char kWhole[] = "training needs tokens drawn from the whole distribution: only the value that turns it off is allowed";
-  if (block.Double("top_p", 1, {.min = 0, .max = 1}) != 1) block.Fail("top_p", kWhole);
-  if (block.Int("top_k", 0, {.min = 0}) != 0) block.Fail("top_k", kWhole);
-  if (block.Double("min_p", 0, {.min = 0, .max = 1}) != 0) block.Fail("min_p", kWhole);
+  job->sampling.top_p = block.Double("top_p", 1, {.min = 0, .max = 1, .above = true});
+  job->sampling.top_k = block.Int("top_k", 0, {.min = 0, .max = 1 << 30});
+  job->sampling.min_p = block.Double("min_p", 0, {.min = 0, .max = 1});
+  constexpr char kNoChoice[] = "leaves one token to draw, whose logprob is 0 whatever the weights are: nothing could be trained";
+  if (job->sampling.top_k == 1) block.Fail("top_k", kNoChoice);
+  if (job->sampling.min_p == 1) block.Fail("min_p", kNoChoice);
+  job->sampling.repetition_stop = block.Int("repetition_stop", 0, {.min = 0, .max = 1 << 20});
   job->sampling.max_tokens = block.Int("max_tokens", 256, {.min = 1, .max = 1 << 20});
+  if (job->sampling.repetition_stop >= job->sampling.max_tokens) {
+    block.Fail("repetition_stop", "has no effect: a call ends after max_tokens (" + std::to_string(job->sampling.max_tokens) + ") as it is");
+  }
   block.Finish();
 }
 

@@ -55,7 +55,8 @@ struct Job {
   } scaffold;
 
   struct Sampling {
-    double temperature = 1;
+    double temperature = 1, top_p = 1, min_p = 0;
+    int64_t top_k = 0, repetition_stop = 0;  // 0 = off
     int64_t max_tokens = 0;
   } sampling;
 

@@ -38,6 +38,10 @@ Result<Plan> MakePlan(const Job& job, const engine::ModelConfig& model, const Ma
     return InvalidArgument(fmt::format("sampling.max_tokens: {} is more than the model has positions ({})", job.sampling.max_tokens, model.max_positions));
   }
 
+  if (job.sampling.top_k >= model.vocab) {
+    return InvalidArgument(fmt::format("sampling.top_k: {} has no effect, the model has {} tokens; 0 turns it off", job.sampling.top_k, model.vocab));
+  }
+
   const datapool::PoolPlan pool = datapool::Plan(job.pool);
   plan.slots = pool.slots.at(0);
   plan.window = pool.window.at(0);

@@ -344,6 +344,10 @@ Result<int> ServeAgents(RoleContext& context) {
   scaffold.build_dir = context.build_dir;
   scaffold.run_dir = context.run_dir;
   options.attempt.sampling.temperature = static_cast<float>(job.sampling.temperature);
+  options.attempt.sampling.top_p = static_cast<float>(job.sampling.top_p);
+  options.attempt.sampling.top_k = static_cast<uint32_t>(job.sampling.top_k);
+  options.attempt.sampling.min_p = static_cast<float>(job.sampling.min_p);
+  options.attempt.sampling.repetition_stop = static_cast<uint32_t>(job.sampling.repetition_stop);
   options.attempt.sampling.max_tokens = static_cast<uint32_t>(job.sampling.max_tokens);
   options.attempt.eval_temperature = static_cast<float>(job.eval.temperature);
   options.attempt.seed = job.seed;

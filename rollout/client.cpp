@@ -99,6 +99,8 @@ Result<Generated> GenerateBlocking(RolloutClient& client, GenerateRequest reques
     Generated& g = shared->generated;
     g.ids.insert(g.ids.end(), chunk.ids.begin(), chunk.ids.end());
     g.logprobs.insert(g.logprobs.end(), chunk.logprobs.begin(), chunk.logprobs.end());
+    g.kept.insert(g.kept.end(), chunk.kept.begin(), chunk.kept.end());
+    g.kept.resize(g.ids.size());
     if (!chunk.finish.empty()) g.finish = chunk.finish;
     g.prompt_tokens = chunk.prompt_tokens;
     g.cached_tokens = chunk.cached_tokens;

@@ -26,11 +26,12 @@ struct GenerateRequest {
 };
 inline constexpr uint32_t kOneChunk = 0xffffffffu;
 
-// Tokens drawn at one version with one value of `mixed`. The last chunk has `finish` "stop", "length" or "abort"; it may hold
-// no ids.
+// Tokens drawn at one version with one value of `mixed`. The last chunk has `finish` "stop", "length", "repetition" or "abort"; it may
+// hold no ids.
 struct Chunk {
   std::vector<int32_t> ids;
   std::vector<float> logprobs;  // one per id
+  std::vector<std::string> kept;  // empty, or one per id: the tokens it was drawn from (engine/kept_set.h)
   engine::Version version;
   bool mixed = false;
   std::string finish;
@@ -75,6 +76,7 @@ struct Generated {
   std::vector<Chunk> chunks;
   std::vector<int32_t> ids;
   std::vector<float> logprobs;
+  std::vector<std::string> kept;  // one per id
   std::string finish;
   uint32_t prompt_tokens = 0;
   uint32_t cached_tokens = 0;

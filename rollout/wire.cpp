@@ -13,6 +13,7 @@ void ToProto(const GenerateRequest& r, v1::GenerateRequest* out) {
   s->set_top_k(r.sampling.top_k);
   s->set_min_p(r.sampling.min_p);
   s->set_max_tokens(r.sampling.max_tokens);
+  s->set_repetition_stop(r.sampling.repetition_stop);
   out->mutable_stop_ids()->Assign(r.stop_ids.begin(), r.stop_ids.end());
   v1::SampleKey* k = out->mutable_key();
   k->set_seed(r.key.seed);
@@ -32,7 +33,8 @@ GenerateRequest FromProto(const v1::GenerateRequest& in) {
                 .top_p = in.sampling().top_p(),
                 .top_k = in.sampling().top_k(),
                 .min_p = in.sampling().min_p(),
-                .max_tokens = in.sampling().max_tokens()};
+                .max_tokens = in.sampling().max_tokens(),
+                .repetition_stop = in.sampling().repetition_stop()};
   r.stop_ids.assign(in.stop_ids().begin(), in.stop_ids().end());
   r.key = {.seed = in.key().seed(), .domain = in.key().domain(), .a = in.key().a(), .b = in.key().b(), .call = in.key().call(), .choice = in.key().choice()};
   r.coalesce_ms = in.coalesce_ms();
@@ -42,6 +44,7 @@ GenerateRequest FromProto(const v1::GenerateRequest& in) {
 void ToProto(const Chunk& c, v1::GenerateChunk* out) {
   out->mutable_ids()->Assign(c.ids.begin(), c.ids.end());
   out->mutable_logprobs()->Assign(c.logprobs.begin(), c.logprobs.end());
+  out->mutable_kept()->Assign(c.kept.begin(), c.kept.end());
   out->mutable_version()->set_epoch(c.version.epoch);
   out->mutable_version()->set_step(c.version.step);
   out->set_mixed(c.mixed);
@@ -55,6 +58,7 @@ Chunk FromProto(const v1::GenerateChunk& in) {
   Chunk c;
   c.ids.assign(in.ids().begin(), in.ids().end());
   c.logprobs.assign(in.logprobs().begin(), in.logprobs().end());
+  c.kept.assign(in.kept().begin(), in.kept().end());
   c.version = {in.version().epoch(), in.version().step()};
   c.mixed = in.mixed();
   c.finish = in.finish();

@@ -46,6 +46,7 @@ struct Running {
   uint64_t id = 0;  // in the decoder
   bool added = false;
   Chunk pending;
+  size_t pending_kept_bytes = 0;
   double pending_since_s = 0;
   uint64_t ids_hash = 0;
 
@@ -125,7 +126,7 @@ struct Worker::State {
       events.clear();
       bool worked = decoder && source->MayServe() && decoder->Step(&events);
       const double now_s = NowS();
-      for (const engine::DecodeEvent& e : events) {
+      for (engine::DecodeEvent& e : events) {
         (void)Faults::Get().Hit("rollout.sampled");
         OnEvent(e, now_s);
       }
@@ -238,7 +239,7 @@ struct Worker::State {
     End(*keep, status);
   }
 
-  void OnEvent(const engine::DecodeEvent& e, double now_s) {
+  void OnEvent(engine::DecodeEvent& e, double now_s) {
     auto it = running.find(e.id);
     if (it == running.end()) return;
     Running& r = *it->second;
@@ -252,11 +253,16 @@ struct Worker::State {
     if (e.token >= 0) {
       c.ids.push_back(e.token);
       c.logprobs.push_back(e.logprob);
+      if (!e.kept.empty() || !c.kept.empty()) {
+        r.pending_kept_bytes += e.kept.size();
+        c.kept.resize(c.ids.size());
+        c.kept.back() = std::move(e.kept);
+      }
       r.ids_hash = IdsHash({&e.token, 1}, r.ids_hash);
     }
     c.ids_hash = r.ids_hash;
     if (e.finish == engine::Finish::kNone) {
-      if (r.request.coalesce_ms == 0) Flush(r, "");
+      if (r.request.coalesce_ms == 0 || r.pending_kept_bytes >= options.chunk_kept_bytes) Flush(r, "");
       return;
     }
     std::shared_ptr<Running> keep = std::move(it->second);
@@ -271,6 +277,8 @@ struct Worker::State {
     r.Emit(r.pending);
     r.pending.ids.clear();
     r.pending.logprobs.clear();
+    r.pending.kept.clear();
+    r.pending_kept_bytes = 0;
     r.pending.finish.clear();
   }
 

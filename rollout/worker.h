@@ -28,6 +28,7 @@ struct WorkerOptions {
   int queue_max = 4096;              // requests waiting or running; beyond: kResourceExhausted
   uint64_t kv_bytes = 0;             // memory for keys and values; 0 = twice max_batch full sequences, at most 1 GiB
   int chunk_tokens = 256;            // prompt tokens in one engine step
+  size_t chunk_kept_bytes = size_t{1} << 20;  // of kept sets in one chunk, from which on it is sent: far below what a message may hold
   engine::InFlight in_flight = engine::InFlight::kRetract;
 };
 

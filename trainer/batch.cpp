@@ -118,8 +118,9 @@ class Layout {
 
   int32_t Append(const TokenRun& run, int32_t handle, std::vector<int32_t>& out) {
     const bool record = run.sampled && out.empty();
-    for (int32_t id : run.ids) {
-      handle = builder_.AddNode(handle, id, run.sampled ? run.inv_temperature : 1.0f);
+    for (size_t k = 0; k < run.ids.size(); ++k) {
+      const std::string_view kept = run.kept.empty() ? std::string_view() : run.kept[k];
+      handle = builder_.AddNode(handle, run.ids[k], run.sampled ? run.inv_temperature : 1.0f, kept);
       if (record) out.push_back(handle);
     }
     return handle;

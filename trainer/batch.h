@@ -1,7 +1,7 @@
 // From a forest of trajectories to tree batches for the engine, and back from losses to one scalar per node.
 //
 // Everything is put in canonical order first (groups by number, rollouts by index, children by call and choice), so a batch is a pure
-// function of the set of groups: order of arrival never enters. Equal prefixes merge where token, position and 1/T agree; a shared
+// function of the set of groups: order of arrival never enters. Equal prefixes merge where token, position, 1/T and kept set agree; a shared
 // node gets the sum of the coefficients of all rollouts that pass through it (docs/algorithm_block.md 4, docs/design.md 2).
 #pragma once
 

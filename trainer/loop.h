@@ -72,7 +72,7 @@ class WeightSink {
 struct Evaluation {
   double pass_rate = 0;
   std::map<std::string, double> families;
-  // Serialised temper.v1.Trajectory of some of its rollouts: drawn at the version evaluated, from the whole vocabulary (no top-p or kin).
+  // Serialised temper.v1.Trajectory of some of its rollouts: drawn at the version evaluated.
   std::vector<std::string> probe;
 };
 // Plays evaluation number `evaluation` (0, 1, …) at version `version`; the pool is paused meanwhile.

@@ -22,6 +22,7 @@ struct TokenRun {
   bool mixed = false;            // sampled: the KV was computed at several versions; never on-policy
   bool trainable = true;         // sampled
   float inv_temperature = 1;     // sampled: fp32 1/T of the call
+  std::vector<std::string> kept = {};  // sampled: empty, or one per id, the tokens it was drawn from (engine/kept_set.h)
   int32_t call = 0, choice = 0;  // of the request that drew them; context: that brought them
 };
 
@@ -41,7 +42,7 @@ struct Group {
 };
 
 // Parses a serialised temper.v1.Trajectory and checks everything the trainer relies on: parents before children, ids inside the
-// vocabulary, finite logprobs, one per sampled id, a finite reward where the outcome has one. kInvalidArgument names session and run.
+// vocabulary, finite logprobs and kept sets that are some and hold the id, one per sampled id, a finite reward where the outcome has one. kInvalidArgument names session and run.
 Result<Rollout> ParseTrajectory(std::string_view bytes, int vocab);
 
 }  // namespace temper::trainer

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "engine/kept_set.h"
 #include "temper/v1/types.pb.h"
 #include "trainer/trajectory.h"
 
@@ -52,6 +53,14 @@ Result<Rollout> ParseTrajectory(std::string_view bytes, int vocab) {
     for (float logprob : run.logprobs()) {
       if (!std::isfinite(logprob)) return error(index, "a logprob is not finite");
       r.logprobs.push_back(logprob);
+    }
+    if (run.kept_size() != 0 && run.kept_size() != run.ids_size()) {
+      return error(index, fmt::format("{} sampled ids, {} kept sets", run.ids_size(), run.kept_size()));
+    }
+    for (int k = 0; k < run.kept_size(); ++k) {
+      const Status kept = engine::CheckKept(run.kept(k), vocab, r.ids[static_cast<size_t>(k)]);
+      if (!kept.ok()) return error(index, fmt::format("token {}: {}", k, kept.message()));
+      r.kept.push_back(run.kept(k));
     }
     r.version = {.epoch = run.version().epoch(), .step = run.version().step()};
     r.mixed = run.mixed();

@@ -14,6 +14,7 @@ namespace temper::engine {
 namespace {
 
 constexpr int kPage = RadixCache::kPageTokens;
+constexpr float kCertainLogprob = -0.01005033585f;  // log 0.99: above it a token counts for Sampling::repetition_stop
 constexpr int kWorthWaiting = 8;  // tokens that another sequence is computing: fewer are sooner computed than waited for
 
 int PagesFor(int64_t tokens) { return static_cast<int>((tokens + kPage - 1) / kPage); }
@@ -29,6 +30,7 @@ struct Sequence {
   bool started = false;
   bool mixed = false;           // keys and values of more than one version (kSpan)
   uint32_t cached_tokens = 0;
+  uint32_t certain = 0;         // tokens drawn one after the other that were as good as certain
 
   int64_t drawn() const { return static_cast<int64_t>(tokens.size() - prompt); }
 };
@@ -40,13 +42,15 @@ const char* FinishName(Finish finish) {
     case Finish::kNone: return "";
     case Finish::kStop: return "stop";
     case Finish::kLength: return "length";
+    case Finish::kRepetition: return "repetition";
     case Finish::kAbort: return "abort";
   }
   return "";
 }
 
 struct Decoder::State {
-  State(std::unique_ptr<StepModel> m, const DecoderOptions& o) : model(std::move(m)), options(o), cache(model.get()) {}
+  State(std::unique_ptr<StepModel> m, const DecoderOptions& o) 
+      : model(std::move(m)), options(o), cache(model.get()), sampler([this](std::span<const float> some) { return model->LogSumExp(some); }) {}
 
   std::unique_ptr<StepModel> model;
   DecoderOptions options;
@@ -187,10 +191,11 @@ struct Decoder::State {
     return true;
   }
 
-  void Emit(std::vector<DecodeEvent>* events, const Sequence& s, const Draw& draw, Finish finish) {
+  void Emit(std::vector<DecodeEvent>* events, const Sequence& s, Draw draw, Finish finish) {
     events->push_back({.id = s.id,
                        .token = draw.token,
                        .logprob = draw.logprob,
+                       .kept = std::move(draw.kept),
                        .version = version,
                        .mixed = s.mixed,
                        .finish = finish,
@@ -251,14 +256,18 @@ struct Decoder::State {
     Draw draw = sampler.Sample(row.logits, row.log_sum_exp, r.sampling, uniform);
     s->tokens.push_back(draw.token);
     ++stats.tokens_sampled;
+    // Of the model, before anything was cut: among few kept tokens an unlikely one may be certain.
+    s->certain = row.logits[draw.token] - row.log_sum_exp > kCertainLogprob ? s->certain + 1 : 0;
     Finish finish = Finish::kNone;
     if (std::find(r.stop_ids.begin(), r.stop_ids.end(), draw.token) != r.stop_ids.end()) {
       finish = Finish::kStop;
+    } else if (r.sampling.repetition_stop > 0 && s->certain >= r.sampling.repetition_stop) {
+      finish = Finish::kRepetition;
     } else if (s->drawn() >= static_cast<int64_t>(r.sampling.max_tokens) ||
                static_cast<int>(s->tokens.size()) >= model->max_positions()) {
       finish = Finish::kLength;
     }
-    Emit(events, *s, draw, finish);
+    Emit(events, *s, std::move(draw), finish);
     return finish != Finish::kNone;
   }
 };

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "common/status.h"
@@ -19,9 +20,9 @@ namespace temper::engine {
 class ComputeWeights;
 class StepModel;
 
-enum class Finish : uint8_t { kNone, kStop, kLength, kAbort };
+enum class Finish : uint8_t { kNone, kStop, kLength, kRepetition, kAbort };
 
-// "", "stop", "length", "abort".
+// "", "stop", "length", "repetition", "abort".
 const char* FinishName(Finish finish);
 
 // What SwapWeights does to sequences that have already drawn tokens. kRetract: prompt and drawn tokens are run again at the
@@ -42,6 +43,7 @@ struct DecodeEvent {
   uint64_t id = 0;
   int32_t token = -1;  // -1: no token
   float logprob = 0.0f;
+  std::string kept;  // the tokens it was drawn from (engine/kept_set.h); empty = all
   Version version;
   bool mixed = false;
   Finish finish = Finish::kNone;

@@ -8,6 +8,7 @@
 #include "common/json.h"
 #include "engine/decode/decoder.h"
 #include "engine/decode/paged_model.h"
+#include "engine/kept_json.h"
 
 namespace temper::engine {
 namespace {
@@ -38,11 +39,11 @@ Result<uint32_t> CountOr(const JsonRef& line, const char* key, uint32_t fallback
   return static_cast<uint32_t>(value);
 }
 
-Result<DecodeRequest> ParseLine(std::string_view text, uint64_t seed) {
+Result<DecodeRequest> ParseLine(std::string_view text, uint64_t seed, bool* wants_kept) {
   ASSIGN_OR_RETURN(json::value value, ParseJson(text));
   JsonRef line(value);
   if (!value.is_object()) return InvalidArgument("expected an object");
-  RETURN_IF_ERROR(line.OnlyKeys({"ids", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop_ids", "seed"}));
+  RETURN_IF_ERROR(line.OnlyKeys({"ids", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop_ids", "seed", "repetition_stop", "kept"}));
   DecodeRequest r;
   ASSIGN_OR_RETURN(JsonRef ids, line.Field("ids"));
   ASSIGN_OR_RETURN(r.ids, ReadIds(ids));
@@ -55,6 +56,8 @@ Result<DecodeRequest> ParseLine(std::string_view text, uint64_t seed) {
   ASSIGN_OR_RETURN(r.sampling.top_k, CountOr(line, "top_k", 0));
   ASSIGN_OR_RETURN(r.sampling.min_p, FloatOr(line, "min_p", 0.0f));
   ASSIGN_OR_RETURN(r.sampling.max_tokens, CountOr(line, "max_tokens", 16));
+  ASSIGN_OR_RETURN(r.sampling.repetition_stop, CountOr(line, "repetition_stop", 0));
+  ASSIGN_OR_RETURN(*wants_kept, line.BoolOr("kept", false));
   ASSIGN_OR_RETURN(int64_t own_seed, line.IntOr("seed", static_cast<int64_t>(seed)));
   r.key.seed = static_cast<uint64_t>(own_seed);
   return r;
@@ -70,9 +73,11 @@ std::string ErrorLine(const Status& status) {
 }
 
 struct Line {
-  Result<DecodeRequest> request;
+  Result<DecodeRequest> request = DecodeRequest{};
   std::vector<int32_t> ids;
   std::vector<float> logprobs;
+  bool wants_kept = false;
+  std::vector<std::string> kept;  // one per id
   Finish finish = Finish::kNone;
   Status status{};
 };
@@ -88,7 +93,8 @@ GenerateOutput GenerateLines(Engine& engine, const ComputeWeights& weights, std:
     std::string_view text = input.substr(0, end);
     input.remove_prefix(std::min(end + 1, input.size()));
     if (text.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    Line line{.request = ParseLine(text, seed), .ids = {}, .logprobs = {}};
+    Line line;
+    line.request = ParseLine(text, seed, &line.wants_kept);
     if (line.request.ok()) {
       const uint64_t most = std::min<uint64_t>(line.request->ids.size() + line.request->sampling.max_tokens, static_cast<uint64_t>(config.max_positions));
       pages += most / kPagePositions + 1;
@@ -114,11 +120,12 @@ GenerateOutput GenerateLines(Engine& engine, const ComputeWeights& weights, std:
   }
   std::vector<DecodeEvent> events;
   while (decoder.Step(&events)) {
-    for (const DecodeEvent& e : events) {
+    for (DecodeEvent& e : events) {
       Line& line = *by_id[e.id];
       if (e.token >= 0) {
         line.ids.push_back(e.token);
         line.logprobs.push_back(e.logprob);
+        line.kept.push_back(std::move(e.kept));
       }
       line.finish = e.finish;
     }
@@ -133,7 +140,12 @@ GenerateOutput GenerateLines(Engine& engine, const ComputeWeights& weights, std:
       continue;
     }
     JsonWriter w;
-    w.BeginObject().Key("ids").Ints(line.ids).Key("logprobs").Floats(line.logprobs).Key("finish").String(FinishName(line.finish)).EndObject();
+    w.BeginObject().Key("ids").Ints(line.ids).Key("logprobs").Floats(line.logprobs).Key("finish").String(FinishName(line.finish));
+    if (line.wants_kept) {
+      w.Key("kept");
+      WriteKept(w, line.kept);
+    }
+    w.EndObject();
     output.text += w.text() + "\n";
   }
   return output;

@@ -38,6 +38,8 @@ class StepModel : public PageSource {
   virtual void CopyPage(int32_t from, int32_t to, int positions) = 0;
   // One entry of `out` a row, in the same order. A row's result depends on that row alone.
   virtual void Run(std::span<const StepRow> rows, std::vector<StepLogits>* out) = 0;
+  // The engine's RowLogSumExp of some logits.
+  virtual float LogSumExp(std::span<const float> logits) const = 0;
 };
 
 }  // namespace temper::engine

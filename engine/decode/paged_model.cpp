@@ -5,13 +5,17 @@
 namespace temper::engine {
 
 PagedModel::PagedModel(Engine& engine, const ModelConfig& config, Profile profile, int pages)
-    : pool_(config, profile, pages), forward_(engine, pool_) {}
+    : engine_(engine), pool_(config, profile, pages), forward_(engine, pool_) {}
 
 void PagedModel::SetWeights(const ComputeWeights& weights) {
   TEMPER_CHECK(weights.profile() == pool_.profile() && weights.config().vocab == pool_.config().vocab &&
                weights.config().layers == pool_.config().layers)
       << "weights of another model";
   weights_ = weights;
+}
+
+float PagedModel::LogSumExp(std::span<const float> logits) const {
+  return RowLogSumExp(engine_, logits);
 }
 
 void PagedModel::Run(std::span<const StepRow> rows, std::vector<StepLogits>* out) {

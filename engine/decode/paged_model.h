@@ -26,8 +26,10 @@ class PagedModel : public StepModel {
   // The weights must have the configuration and profile of the model.
   void SetWeights(const ComputeWeights& weights) override;
   void Run(std::span<const StepRow> rows, std::vector<StepLogits>* out) override;
+  float LogSumExp(std::span<const float> logits) const override;
 
  private:
+  const Engine& engine_;
   KvPool pool_;
   PagedForward forward_;
   ComputeWeights weights_;

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "common/check.h"
+#include "engine/kept_set.h"
 
 namespace temper::engine {
 namespace {
@@ -190,9 +191,10 @@ Draw Sampler::SampleKept(std::span<const float> logits, float log_sum_exp, const
     sum += static_cast<double>(w);
     if (sum > target) break;
   }
-  float logprob = kept == 1 ? 0.0f
-                            : static_cast<float>(static_cast<double>(logits[token]) - static_cast<double>(log_sum_exp) - std::log(mass));
-  return {token, logprob};
+  if (kept == vocab) return {token, logits[token] - log_sum_exp};
+  kept_logits_.clear();
+  for (size_t i = 0; i < kept; ++i) kept_logits_.push_back(logits[order_[i]]);
+  return {token, logits[token] - log_sum_exp_(kept_logits_), EncodeKept(std::span(order_).first(kept), static_cast<int>(vocab))};
 }
 
 }  // namespace temper::engine

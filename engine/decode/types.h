@@ -32,13 +32,16 @@ struct Sampling {
   uint32_t top_k = 0;        // 0 = off
   float min_p = 0.0f;        // in [0, 1]; 0 = off; relative to the most probable token
   uint32_t max_tokens = 16;  // at least 1
+  // The repetition stop of MiniMax-M1: a sequence ends with the token that is this many in a row whose probability (at the temperature,
+  // before anything is cut) exceeds 0.99. 0 = off; the paper's is 3000.
+  uint32_t repetition_stop = 0;
   friend bool operator==(const Sampling&, const Sampling&) = default;
 };
 
 // 1/T as the forward pass applies it and as it is recorded: the fp32 quotient; 1 at temperature 0.
 float InvTemperature(float temperature);
 
-// True when nothing is cut off: the distribution sampled is the softmax of logits times 1/T, which is what training scores.
+// True when nothing can be cut off: the distribution sampled is the softmax of all logits times 1/T.
 bool IsPureTemperature(const Sampling& sampling);
 
 }  // namespace temper::engine

@@ -152,6 +152,17 @@ TEST_F(Doors, ModelsAreInspectedExportedScoredAndDrawnFrom) {
   const json::value scored = Ask({"engine", "score", kModel, "--in", in});
   EXPECT_EQ(Ask({"engine", "score", folder_ + "/exported", "--in", in}), scored);
   for (size_t i = 0; i < 4; ++i) EXPECT_EQ(scored.at("logprobs").at(3 + i), drawn.at("logprobs").at(i)) << i;
+  // Drawn among few: what one door says was kept, the other scores to the same digits.
+  const json::value few = Ask({"engine", "generate", kModel, "--in",
+                               In(R"({"ids":[3,4,5],"max_tokens":30,"temperature":1,"top_k":40,"top_p":0.8,"min_p":0.01,"kept":true})")});
+  json::array ids = {3, 4, 5}, kept = {nullptr, nullptr, nullptr};
+  for (const json::value& id : few.at("ids").as_array()) ids.push_back(id);
+  for (const json::value& set : few.at("kept").as_array()) kept.push_back(set);
+  ASSERT_EQ(ids.size(), 33u);
+  ASSERT_EQ(kept.size(), 33u);
+  EXPECT_LE(kept[3].as_array().size(), 40u);
+  const json::value again = Ask({"engine", "score", kModel, "--in", In(PrintJson(json::object{{"ids", ids}, {"kept", kept}}) + "\n")});
+  for (size_t i = 0; i < 30; ++i) EXPECT_EQ(again.at("logprobs").at(3 + i), few.at("logprobs").at(i)) << i;
 }
 
 // A script that fetches whatever model it is given would fail on one that lies there, or pass over one that does not.

@@ -140,6 +140,44 @@ TEST(Run, APolicyThatDoesNotMoveIsJudgedAlike) {
   EXPECT_GT(*JsonRef(first).DoubleOr("pass_rate", 0), 0);
 }
 
+// Tokens drawn from few could be trained as if drawn from all: every ratio would be wrong, and a KL to the start weights not 0 at the start.
+TEST(Run, TruncatedSamplingIsTrainedExactly) {
+  JobProcess job("truncated");
+  job.Start({"--set", "sampling={temperature: 0.9, top_p: 0.95, top_k: 60, min_p: 0.002, max_tokens: 24}", "--set", "trainer.steps=3", "--set",
+             "eval.every=3", "--set", "algorithm={recipe: grpo, dynamic_sampling: off, kl: {where: loss, coef: 0.01}}"});
+  ASSERT_EQ(job.Wait(200), 0) << job.Output();
+  const json::value summary = job.Summary();
+  EXPECT_EQ(*JsonRef(summary).DoubleOr("importance_ratio_max_dev_on_policy", 1), 0);
+  EXPECT_GT(*JsonRef(summary).IntOr("on_policy_tokens", 0), 100);
+  EXPECT_FALSE(summary.at("on_policy_versions").as_array().empty());
+  EXPECT_EQ(*JsonRef(summary).Field("outcomes")->IntOr("infra_failure", 1), 0);
+  const std::vector<std::string> steps = Split(std::string(Trim(job.Read("metrics.jsonl"))), '\n');
+  ASSERT_EQ(steps.size(), 3u);
+  EXPECT_EQ(*JsonRef(*ParseJson(steps[0])).DoubleOr("kl_reference", 1), 0);
+  EXPECT_GT(*JsonRef(*ParseJson(steps[2])).DoubleOr("kl_reference", 0), 0);
+  EXPECT_GT(*JsonRef(*ParseJson(steps[2])).DoubleOr("grad_norm", 0), 0);
+  // The sets are in the records: in what is shown, and in the rows for others.
+  std::string output;
+  EXPECT_EQ(JobProcess::Door({"trajectory", "show", job.folder(), "0.0", "--json"}, &output), 0) << output;
+  int cut = 0;
+  const json::value tree = *ParseJson(Trim(output));
+  for (const json::value& node : tree.at("nodes").as_array()) {
+    const json::value* kept = node.as_object().if_contains("kept");
+    if (!kept) continue;
+    ASSERT_EQ(kept->as_array().size(), node.at("ids").as_array().size());
+    for (size_t k = 0; k < kept->as_array().size(); ++k) {
+      const json::value& set = kept->as_array()[k];
+      if (set.is_null()) continue;
+      ++cut;
+      EXPECT_NE(std::find(set.as_array().begin(), set.as_array().end(), node.at("ids").as_array()[k]), set.as_array().end());
+      EXPECT_LE(set.as_array().size(), 60u);
+      EXPECT_EQ(node.at("logprobs").as_array()[k].to_number<double>() == 0, set.as_array().size() == 1);
+    }
+  }
+  EXPECT_GT(cut, 5);
+  EXPECT_EQ(JobProcess::Door({"pool", "export", job.folder()}, &output), 1) << "its advantages need the reference";
+}
+
 // The built-in loop could end its attempts as failures, never run a command, or not let the policy hear what it printed.
 TEST(Run, TheBuiltInLoopPlays) {
   JobProcess job("built_in");

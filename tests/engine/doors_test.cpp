@@ -89,6 +89,46 @@ TEST_F(Doors, ScoreSaysTheSameInEveryMode) {
   EXPECT_EQ(Call("score", {model(), "--in", Write("good", "{\"ids\":[5]}\n"), "--numerics", "f64"}).code, 0);
 }
 
+// Could go wrong: kept sets are read by one mode alone, stand beside other tokens, or a list that is none is taken for one.
+TEST_F(Doors, KeptSetsOfScoreAndGrad) {
+  const std::string in = Write("in", "{\"ids\":[1,2,3,4],\"kept\":[null,[2,5],null,[0,4,9]]}\n{\"ids\":[1,2,3,4],\"kept\":[null,null,[3],null]}\n"
+                                     "{\"ids\":[1,2],\"kept\":[null,[3]]}\n{\"ids\":[1,2],\"kept\":[null]}\n{\"ids\":[1,2,3,4]}\n");
+  const Answer flat = Call("score", {model(), "--in", in, "--numerics", "f32"});
+  EXPECT_EQ(flat.code, 1);
+  ASSERT_EQ(flat.lines.size(), 5u);
+  EXPECT_NE(flat.lines[2].find("kept"), std::string::npos) << flat.lines[2];
+  EXPECT_NE(flat.lines[3].find("1 entries for 2 tokens"), std::string::npos) << flat.lines[3];
+  const auto logprob = [&](size_t line, size_t i) { return ParseJson(flat.lines[line])->at("logprobs").at(i).to_number<double>(); };
+  EXPECT_EQ(logprob(1, 2), 0) << "one token alone";
+  EXPECT_EQ(logprob(1, 1), logprob(4, 1));
+  EXPECT_EQ(logprob(0, 2), logprob(4, 2));
+  EXPECT_GT(logprob(0, 1), logprob(4, 1));
+  EXPECT_GT(logprob(0, 3), logprob(4, 3));
+  for (const char* mode : {"tree", "decode", "prefill:2"}) {
+    EXPECT_EQ(Call("score", {model(), "--in", in, "--numerics", "f32", "--mode", mode}).lines, flat.lines) << mode;
+  }
+  const Answer exact = Call("score", {model(), "--in", in, "--numerics", "f64"});
+  for (size_t i = 1; i < 4; ++i) EXPECT_NEAR(ParseJson(exact.lines[0])->at("logprobs").at(i).to_number<double>(), logprob(0, i), 1e-5);
+
+  const std::string out = folder_ + "/g.safetensors";
+  const std::string rows = Write("rows", "{\"rows\":[{\"ids\":[1,2,3,4],\"coef\":[0,1,0.5,2],\"kept\":[null,[2,5],null,[0,4,9]]},"
+                                         "{\"ids\":[1,2,3,4],\"coef\":[0,1,0.5,2]}]}");
+  for (const char* merge : {"on", "off"}) {
+    const Answer grad = Call("grad", {model(), "--in", rows, "--out", out, "--tree", merge, "--numerics", "f32"});
+    ASSERT_EQ(grad.code, 0) << grad.errors;
+    const json::value answer = *ParseJson(grad.lines[0]);
+    for (size_t i = 1; i < 4; ++i) {
+      EXPECT_EQ(answer.at("logprobs").at(0).at(i).to_number<double>(), logprob(0, i));
+      EXPECT_EQ(answer.at("logprobs").at(1).at(i).to_number<double>(), logprob(4, i));
+    }
+    // The root alone is shared: token 2 was drawn from two sets.
+    EXPECT_EQ(answer.at("tree_tokens").as_int64(), std::string(merge) == "on" ? 7 : 8);
+  }
+  const Answer bad = Call("grad", {model(), "--in", Write("bad", "{\"rows\":[{\"ids\":[1,2],\"coef\":[0,1],\"kept\":[null,[2,2]]}]}"), "--out", out});
+  EXPECT_EQ(bad.code, 2);
+  EXPECT_NE(bad.errors.find("rows[0].kept[1]"), std::string::npos) << bad.errors;
+}
+
 // Could go wrong: a mistake of the user is taken for something else.
 TEST_F(Doors, BadUsageIsTwo) {
   const std::string in = Write("in", "{\"ids\":[1]}\n");

@@ -7,8 +7,10 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <set>
 
 #include "engine/bf16.h"
+#include "engine/kept_set.h"
 #include "engine/rope.h"
 #include "engine/train_pass.h"
 #include "tests/engine/scalar_math.h"
@@ -210,6 +212,11 @@ class Emulator {
       x[half + i] = Fma(a, s, b * c);
     }
   }
+  // The numbers of a row at the kept tokens of a node, all of them where nothing was cut; one after the other.
+  Row Kept(int node, const Row& x) const {
+    const int32_t set = tree_.kept_index(node);
+    return set < 0 ? x : KeptLogits(tree_.kept_set(set), x.data()).values;
+  }
   float LogSumExp(const Row& x) const {
     float max = -INFINITY, sum = 0;
     for (size_t t = 0; t < x.size(); t += 256) {
@@ -396,7 +403,7 @@ void Emulator::Forward() {
     if (!done[u]) {
       done[u] = true;
       for (float& z : logits_[u]) z *= tree_.inv_temperature[v];
-      lse_[u] = LogSumExp(logits_[u]);
+      lse_[u] = LogSumExp(Kept(v, logits_[u]));
     }
     logprobs[v] = logits_[u][tree_.token[v]] - lse_[u];
   }
@@ -412,15 +419,23 @@ void Emulator::Backward(const std::vector<float>& coef, Gradients& grads) {
     for (int u = 0; u < n_; ++u) {
       float total = 0, t = 1;
       bool any = false;
+      int child = 0;
       for (int v = 0; v < n_; ++v) {
         if (tree_.parent[v] != u) continue;
         total += coef[v];
+        child = v;
         t = tree_.inv_temperature[v];
         any = any || coef[v] != 0;
       }
       if (!any) continue;
-      Row d;
-      for (float z : logits_[u]) d.push_back(-(total * t) * Exp(z - lse_[u]));
+      Row d, all;
+      for (float z : logits_[u]) all.push_back(-(total * t) * Exp(z - lse_[u]));
+      if (const int32_t set = tree_.kept_index(child); set < 0) {
+        d = all;
+      } else {
+        d.assign(all.size(), 0);
+        KeptLogits(tree_.kept_set(set), all.data()).Scatter(d.data());
+      }
       for (int v = 0; v < n_; ++v) {
         if (tree_.parent[v] == u) d[tree_.token[v]] += coef[v] * t;
       }
@@ -598,12 +613,25 @@ TEST(Emulation, ForwardAndGradientAreTheDefinition) {
     TreeBuilder builder;
     const float t = 0.75f;
     const auto trunk = RandomIds(rng, 97, c.vocab);
+    std::vector<std::vector<int32_t>> rows;
     for (int keep : {97, 70, 70, 20, 64}) {
       std::vector<int32_t> row(trunk.begin(), trunk.begin() + keep);
       for (int32_t id : RandomIds(rng, 5, c.vocab)) row.push_back(id);
-      builder.AddRow(row, std::span(&t, 1));
+      rows.push_back(row);
     }
-    builder.AddRow(RandomIds(rng, 9, c.vocab), std::span(&t, 1));
+    rows.push_back(RandomIds(rng, 9, c.vocab));
+    // One set a depth, which holds what any row has there: the children of a node are drawn from one distribution.
+    std::vector<std::string> kept(trunk.size() + 5);
+    for (size_t i = 0; i < kept.size(); ++i) {
+      if (i % 3 == 0) continue;
+      std::set<int32_t> ids;
+      for (int32_t id : RandomIds(rng, i % 3 == 1 ? 4 : 40, c.vocab)) ids.insert(id);
+      for (const auto& row : rows) {
+        if (i < row.size()) ids.insert(row[i]);
+      }
+      kept[i] = EncodeKept(std::vector<int32_t>(ids.begin(), ids.end()), c.vocab);
+    }
+    for (const auto& row : rows) builder.AddRow(row, std::span(&t, 1), std::span(kept).first(row.size()));
     const TreeBatch tree = builder.Build(nullptr);
     std::vector<float> coef(tree.size());
     for (float& x : coef) x = rng() % 3 ? static_cast<float>(rng() % 2001) / 1000 - 1 : 0;

@@ -398,7 +398,7 @@ TEST(Kernels, LogSumExpIsAccurate) {
       for (float v : x) max = std::max<double>(max, v);
       for (float v : x) sum += std::exp(v - max);
       const double want = max + std::log(sum);
-      EXPECT_NEAR(RowLogSumExp(*engine, x.data(), n), want, 2e-6 + std::abs(want) * 2e-7) << n << " " << spread;
+      EXPECT_NEAR(RowLogSumExp(*engine, {x.data(), static_cast<size_t>(n)}), want, 2e-6 + std::abs(want) * 2e-7) << n << " " << spread;
     }
   }
 }

@@ -11,6 +11,7 @@
 namespace temper::engine {
 namespace {
 
+// Of tokens drawn among all others and among few of them.
 struct Problem {
   TreeBatch tree;
   std::vector<float> coef;
@@ -25,7 +26,7 @@ Problem MakeProblem(const ModelConfig& c, int longest, bool merge) {
   int n = 0;
   for (const auto& row : ForkedRows(rng, c.vocab, longest)) {
     const float t = 1.0f + 0.25f * (n++ % 2);
-    for (int32_t handle : builder.AddRow(row, std::span(&t, 1))) {
+    for (int32_t handle : builder.AddRow(row, std::span(&t, 1), SomeKept(row, c.vocab))) {
       pulls.push_back({handle, static_cast<float>(rng() % 2001) / 1000 - 1});
     }
   }
@@ -99,7 +100,8 @@ TEST(Reference, ATreeIsItsRows) {
   std::vector<int32_t> index[2];
   std::vector<std::pair<int32_t, double>> pulls[2];
   for (const auto& row : rows) {
-    const auto a = merged.AddRow(row, std::span(&t, 1)), b = apart.AddRow(row, std::span(&t, 1));
+    const std::vector<std::string> kept = SomeKept(row, c.vocab);
+    const auto a = merged.AddRow(row, std::span(&t, 1), kept), b = apart.AddRow(row, std::span(&t, 1), kept);
     for (size_t i = 0; i < a.size(); ++i) {
       const double x = static_cast<double>(rng() % 2001) / 1000 - 1;
       pulls[0].push_back({a[i], x});

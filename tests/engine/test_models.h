@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/kept_set.h"
 #include "engine/layer.h"
 #include "engine/parameters.h"
 #include "engine/tree_batch.h"
@@ -101,6 +102,25 @@ inline std::vector<int32_t> RandomIds(std::mt19937_64& rng, int n, int vocab) {
   std::vector<int32_t> ids(n);
   for (int32_t& id : ids) id = static_cast<int32_t>(rng() % vocab);
   return ids;
+}
+
+// For each token of a row none or some set that holds it (engine/kept_set.h), a function of position and token alone, so that equal prefixes
+// have equal sets.
+inline std::vector<std::string> SomeKept(const std::vector<int32_t>& row, int vocab) {
+  std::vector<std::string> out;
+  for (size_t i = 0; i < row.size(); ++i) {
+    std::mt19937_64 rng(i * 1000003 + static_cast<size_t>(row[i]));
+    const uint64_t share[] = {0, 2, 20, 60, 97};  // of a hundred
+    const uint64_t take = share[rng() % 5];
+    out.emplace_back();
+    if (!take) continue;
+    std::vector<int32_t> ids;
+    for (int32_t id = 0; id < vocab; ++id) {
+      if (rng() % 100 < take || id == row[i]) ids.push_back(id);
+    }
+    out.back() = EncodeKept(ids, vocab);
+  }
+  return out;
 }
 
 // Rows that share prefixes at many depths: exact duplicates, strict prefixes, forks at token 0, one-token rows, forks on and

@@ -237,5 +237,52 @@ TEST(SampledText, AnyCutShowsAPrefixOfTheWhole) {
   }
 }
 
+// A stop string could be missed where it lies across tokens or code points that tokens split, be found late, or be shown in part.
+TEST(SampledText, StopStringsAreFoundHoweverTokensCut) {
+  FakePolicy policy;
+  std::mt19937 rng(9);
+  const std::vector<std::string> pieces = {"a", "b", "\xc3\xa9", "\xf0\x9f\x98\x80", "the ", "\n\n", "S", "ST"};
+  int stops = 0, whole = 0;
+  for (int trial = 0; trial < 6000; ++trial) {
+    const auto words = [&](size_t most) {
+      std::string out;
+      for (size_t n = 1 + rng() % most; n > 0; --n) out += pieces[rng() % pieces.size()];
+      return out;
+    };
+    const std::string text = words(14);
+    std::vector<std::string> stop;
+    for (size_t n = 1 + rng() % 3; n > 0; --n) stop.push_back(words(3));
+    // Tokens of one byte, or longer ones where the vocabulary has them.
+    std::vector<int32_t> ids = rng() % 2 ? policy.Encode(text) : std::vector<int32_t>();
+    if (ids.empty()) {
+      for (unsigned char c : text) ids.push_back(c);
+    }
+    // The end: the first token with which some stop string is complete, cut where the earliest of those begins.
+    std::string said;
+    size_t used = ids.size(), cut = std::string::npos;
+    for (size_t i = 0; i < ids.size() && cut == std::string::npos; ++i) {
+      said += policy.TokenBytes(ids[i]);
+      for (const std::string& s : stop) cut = std::min(cut, said.find(s));
+      if (cut != std::string::npos) used = i + 1;
+    }
+    const std::string want = said.substr(0, cut);
+    SampledText sampled(policy, nullptr, stop);
+    std::string shown;
+    size_t taken = 0;
+    bool more = true;
+    while (more && taken < ids.size()) {
+      more = sampled.Append(ids[taken++]);
+      if (rng() % 2) shown += sampled.TakeVisible();
+      ASSERT_TRUE(want.starts_with(shown)) << trial;
+    }
+    ASSERT_EQ(taken, used) << trial;
+    ASSERT_EQ(!more, cut != std::string::npos) << trial;
+    ASSERT_EQ(sampled.Finish(true).content, want) << trial;
+    (more ? whole : stops) += 1;
+  }
+  EXPECT_GT(stops, 1000);
+  EXPECT_GT(whole, 1000);
+}
+
 }  // namespace
 }  // namespace temper::gateway::openai

@@ -22,6 +22,8 @@ struct Script {
   int token_ms = 0;
   size_t swap_at = 0;          // > 0: from this token on version {1, 2}
   bool lie_about_hash = false;
+  std::function<std::string(int32_t id)> kept = {};  // the kept set sent with each token
+  bool lose_a_kept_set = false;
   bool wait_for_cancel = false;  // draws nothing until cancelled
   int linger_ms = 0;             // from its cancellation to its last word
 };
@@ -102,6 +104,7 @@ class FakeRollout : public rollout::RolloutClient {
       chunk.version = version;
       chunk.ids.push_back(ids[i]);
       chunk.logprobs.push_back(-0.25f * static_cast<float>(i % 4));
+      if (script.kept && !(script.lose_a_kept_set && i == 1)) chunk.kept.push_back(script.kept(ids[i]));
       hash = rollout::IdsHash({&ids[i], 1}, hash);
       chunk.ids_hash = script.lie_about_hash ? hash + 1 : hash;
       chunk.prompt_tokens = static_cast<uint32_t>(request.prompt_ids.size());

@@ -7,6 +7,7 @@
 
 #include "common/json.h"
 #include "common/rpc.h"
+#include "engine/kept_set.h"
 #include "temper/v1/types.pb.h"
 #include "tests/gateway/fake_policy.h"
 #include "tests/gateway/fake_rollout.h"
@@ -353,6 +354,87 @@ TEST_F(GatewayTest, StopStringsAndChoices) {
   EXPECT_EQ(t.runs(2).choice(), 1);
 }
 
+// A token's kept set could be lost, stand beside another token, or be lost with the gateway.
+TEST_F(GatewayTest, KeptSetsStandBesideTheirTokens) {
+  Start();
+  const auto set_of = [](int32_t id) {
+    return id % 2 ? engine::EncodeKept(std::vector<int32_t>{id, id + 1, 300}, 400) : std::string();
+  };
+  script_ = [&](const auto&) { return Script{.text = "abcdef", .swap_at = 3, .kept = set_of}; };
+  const std::string key = Key(Options()), plain = Key(Options("plain"));
+  ASSERT_EQ(Chat(key, Body(User("x"))).status, 200);
+  script_ = [&](const auto&) { return Script{.text = "gh", .token_ms = 2, .kept = set_of}; };
+  ASSERT_EQ(Chat(key, Body(User("y"), "\"stop\":[\"none\"]")).status, 200);  // token by token
+  script_ = [&](const auto&) { return Script{.text = "gh"}; };
+  ASSERT_EQ(Chat(plain, Body(User("x"))).status, 200);
+  StopAll();
+  Start();
+  const v1::Trajectory t = Sealed();
+  int tokens = 0, sets = 0;
+  for (const auto& run : t.runs()) {
+    EXPECT_TRUE(run.provenance() == v1::SAMPLED || run.kept_size() == 0);
+    for (int i = 0; run.provenance() == v1::SAMPLED && i < run.ids_size(); ++i, ++tokens) {
+      ASSERT_EQ(run.kept_size(), run.ids_size());
+      EXPECT_EQ(run.kept(i), set_of(static_cast<int32_t>(run.ids(i))));
+      sets += !run.kept(i).empty();
+    }
+  }
+  EXPECT_EQ(tokens, 10);
+  EXPECT_GT(sets, 3);
+  const v1::Trajectory whole = Sealed("plain");
+  for (const auto& run : whole.runs()) EXPECT_EQ(run.kept_size(), 0) << "nothing was cut";
+}
+
+// What is no kept set of its token would be trained on.
+TEST_F(GatewayTest, BadKeptSetsAreAWorkersFault) {
+  Start();
+  const std::string key = Key(Options());
+  for (const auto& [set, lose] : std::vector<std::pair<std::string, bool>>{{"", true}, {"x", false}, {std::string("\1\3", 2), false}}) {
+    script_ = [set = set, lose = lose](const auto&) { return Script{.text = "abc", .kept = [set](int32_t) { return set; }, .lose_a_kept_set = lose}; };
+    EXPECT_EQ(Code(Chat(key, Body(User("x")))), "502 worker_protocol") << set;
+  }
+  script_ = [](const auto&) { return Script{.text = "abc", .kept = [](int32_t) { return std::string(); }}; };
+  EXPECT_EQ(Chat(key, Body(User("x"))).status, 200);
+}
+
+// Kept sets without bound would make a trajectory that no message holds.
+TEST_F(GatewayTest, KeptSetsAreBounded) {
+  Start({.kept_bytes_max = 20});
+  const std::string key = Key(Options());
+  script_ = [](const auto&) {
+    return Script{.text = "abcdefghijkl", .kept = [](int32_t id) { return engine::EncodeKept(std::vector<int32_t>{id, id + 1, id + 2}, 400); }};
+  };
+  const HttpAnswer cut = Chat(key, Body(User("x")));
+  ASSERT_EQ(cut.status, 200);
+  EXPECT_EQ(ParseJson(cut.body)->at("choices").at(0).at("finish_reason"), "length");
+  EXPECT_EQ(ParseJson(cut.body)->at("choices").at(0).at("message").at("content"), "abcde");  // of four bytes each
+  EXPECT_EQ(Code(Chat(key, Body(User("y")))), "400 rollout_limit:kept_sets");
+  StopAll();
+  Start({.kept_bytes_max = 20});
+  EXPECT_EQ(Code(Chat(key, Body(User("y")))), "400 rollout_limit:kept_sets") << "after a restart";
+  const v1::Trajectory t = Sealed();
+  ASSERT_EQ(t.runs_size(), 2);
+  EXPECT_EQ(t.runs(1).ids_size(), 5);
+  EXPECT_NE(std::find(t.flags().begin(), t.flags().end(), "rollout_limit:kept_sets"), t.flags().end());
+}
+
+// A client could be told of an end that its library does not know, or nobody told that the stop fired.
+TEST_F(GatewayTest, ARepetitionStopIsALengthToTheClientAndAFlagToUs) {
+  Start();
+  const std::string key = Key(Options());
+  script_ = [](const auto&) { return Script{.text = "aaaa", .finish = "repetition"}; };
+  for (const char* extra : {"", "\"stream\":true"}) {
+    const HttpAnswer answer = Chat(key, Body(User(*extra ? "x" : "y"), extra));
+    ASSERT_EQ(answer.status, 200);
+    EXPECT_NE(answer.body.find("\"finish_reason\":\"length\""), std::string::npos) << answer.body;
+  }
+  const v1::Trajectory t = Sealed();
+  EXPECT_EQ(t.calls(0).finish(), "length");
+  EXPECT_NE(std::find(t.flags().begin(), t.flags().end(), "repetition_stop"), t.flags().end());
+  EXPECT_EQ(t.runs(1).ids_size(), 4);
+  EXPECT_TRUE(t.runs(1).trainable());
+}
+
 // Seal waits for a call that is about to end, cancels one that is not, and nothing changes afterwards.
 TEST_F(GatewayTest, SealDrainsThenCancels) {
   Start();
@@ -379,19 +461,32 @@ TEST_F(GatewayTest, SealDrainsThenCancels) {
 }
 
 TEST_F(GatewayTest, OpenIsIdempotentAndStrict) {
-  // What could go wrong: an attempt gets another's key, or trains tokens whose logprobs are of a cut distribution.
+  // What could go wrong: an attempt gets another's key, or trains tokens that could not have been others.
   Start();
   EXPECT_EQ(Key(Options()), Key(Options()));
   OpenOptions other = Options();
   other.max_turns = 3;
   EXPECT_EQ(gateway_->Open(other).status().code(), StatusCode::kAlreadyExists);
   other = Options("x");
-  other.sampling->top_p = 0.9f;
-  Status status = gateway_->Open(other).status();
-  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(status.message().find("top_p"), std::string::npos);
+  for (const char* key : {"top_k", "min_p"}) {
+    other.sampling = SamplingPolicy{};
+    if (key == std::string("top_k")) other.sampling->top_k = 1;
+    if (key == std::string("min_p")) other.sampling->min_p = 1;
+    const Status status = gateway_->Open(other).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(key), std::string::npos);
+  }
   other.training = false;
   EXPECT_TRUE(gateway_->Open(other).ok());
+  other = Options("z");
+  other.sampling = SamplingPolicy{.top_p = 0.9f, .top_k = 5, .min_p = 0.1f, .repetition_stop = 30};
+  const std::string key = Key(other);
+  ASSERT_EQ(Chat(key, Body(User("x"), "\"top_p\":0.5")).status, 200);
+  const engine::Sampling& sampled = rollout_->requests().back().sampling;
+  EXPECT_EQ(sampled.top_p, 0.9f);
+  EXPECT_EQ(sampled.top_k, 5u);
+  EXPECT_EQ(sampled.min_p, 0.1f);
+  EXPECT_EQ(sampled.repetition_stop, 30u);
   other.session = "has space";
   EXPECT_EQ(gateway_->Open(other).status().code(), StatusCode::kInvalidArgument);
   other = Options("y");

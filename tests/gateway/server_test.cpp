@@ -138,6 +138,7 @@ class ServerTest : public ::testing::Test {
     OpenOptions o;
     o.session = session;
     o.sampling = SamplingPolicy{.max_tokens = 500};
+    if (rollout % 2) o.sampling = SamplingPolicy{.top_p = 0.9f, .top_k = 30, .min_p = 0.001f, .max_tokens = 500};
     o.training = true;
     o.key_space = {5, 0, 0, rollout};
     return o;
@@ -173,8 +174,9 @@ class ServerTest : public ::testing::Test {
       std::vector<std::vector<int32_t>> nodes(t.runs_size());
       for (const auto& run : t.runs()) {
         int32_t at = run.parent() < 0 ? -1 : nodes[run.parent()].back();
-        for (uint32_t id : run.ids()) {
-          at = builder.AddNode(at, static_cast<int32_t>(id), run.provenance() == v1::SAMPLED ? run.inv_temperature() : 1.0f);
+        for (int k = 0; k < run.ids_size(); ++k) {
+          at = builder.AddNode(at, static_cast<int32_t>(run.ids(k)), run.provenance() == v1::SAMPLED ? run.inv_temperature() : 1.0f,
+                               run.kept_size() ? run.kept(k) : std::string());
           nodes[run.id()].push_back(at);
         }
       }

@@ -6,6 +6,7 @@
 
 #include <random>
 
+#include "engine/kept_set.h"
 #include "gateway/sampled_text.h"
 #include "gateway/session_log.h"
 #include "temper/v1/gateway.pb.h"
@@ -542,7 +543,9 @@ TEST(Session, SurvivesMutatedRecords) {
   const Answer first = f.Turn(r, kCall);
   r.messages.push_back(Echo(first));
   r.messages.push_back(Tool("x", first.choices[0].tool_calls[0].id));
-  f.Turn(r, "done");
+  Drawn few = f.Say("done", r.tools);
+  for (int32_t id : few.spans[0].ids) few.spans[0].kept.push_back(engine::EncodeKept(std::vector<int32_t>{id, id + 3}, 400));
+  f.session.Commit(f.Begin(r), {few}, {.end_s = 2});
   f.Begin(r, 5);  // in flight at the crash
   std::vector<std::string> good;
   for (const auto& record : f.session.TakeRecords()) good.push_back(record.SerializeAsString());

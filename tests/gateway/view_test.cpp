@@ -46,6 +46,20 @@ TEST(TrajectoryView, Json) {
             R"({"id":2,"parent":0,"provenance":"sampled","ids":[66],"logprobs":[-0.1],"version":4,"mixed":false,"temperature":0.7,"call":0,"choice":1,"trainable":false}]})");
 }
 
+// Kept sets could be shown beside other tokens, or those of a damaged record shown at all.
+TEST(TrajectoryView, KeptSets) {
+  v1::Trajectory t = Example();
+  t.mutable_runs(1)->add_kept(std::string("\1\x40\1", 3));  // ids 64 and 66, without 65
+  EXPECT_EQ(TrajectoryJson(t.SerializeAsString()).status().code(), StatusCode::kDataLoss);
+  t.mutable_runs(1)->set_kept(0, std::string("\1\x41\1", 3));
+  const std::string shown = *TrajectoryJson(t.SerializeAsString());
+  EXPECT_NE(shown.find(R"("ids":[65],"logprobs":[-0.1],"kept":[[65,67]],"version":4)"), std::string::npos) << shown;
+  EXPECT_EQ(shown.find("kept", shown.find("kept") + 1), std::string::npos) << "only where something was cut";
+  t.mutable_runs(1)->add_kept("");
+  EXPECT_EQ(TrajectoryJson(t.SerializeAsString()).status().code(), StatusCode::kDataLoss);
+  EXPECT_EQ(TrajectoryText(t.SerializeAsString(), {}).status().code(), StatusCode::kDataLoss);
+}
+
 // Text that an agent's tools printed must not reach the terminal as commands to it.
 TEST(TrajectoryView, TextShowsControlCharacters) {
   TrajectoryViewOptions options;
@@ -126,7 +140,9 @@ TEST(TrajectoryView, RefusesWhatIsNoTree) {
 // Bytes of a store that is damaged must be refused or printed.
 TEST(TrajectoryView, SurvivesMutations) {
   const google::protobuf::LogSilencer silence;
-  const std::string good = Example().SerializeAsString();
+  v1::Trajectory example = Example();
+  example.mutable_runs(1)->add_kept(std::string("\1\x41\1", 3));
+  const std::string good = example.SerializeAsString();
   Rng rng(3);
   int shown = 0;
   for (int i = 0; i < 20000; ++i) {

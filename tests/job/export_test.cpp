@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "engine/kept_set.h"
+
 namespace temper::job {
 namespace {
 
@@ -31,6 +33,22 @@ TEST(Export, SharedTokensCountOnce) {
                                    R"("versions":[null,3,3,null,3],"advantages":[0,0.1,0.2,0,0.4]})",
                                    R"({"step":1,"sequence":1,"inv_temperature":2,"ids":[1,2,3,6],"mask":[0,0,0,1],"logprobs":[null,-0.5,-0.5,-0.5],)"
                                    R"("versions":[null,3,3,3],"advantages":[0,0,0,0.3]})"));
+}
+
+// The rows could lose among which tokens each was drawn: their logprobs would be of an unknown distribution.
+TEST(Export, KeptSetsStandBesideTheirTokens) {
+  trainer::Rollout rollout;
+  rollout.runs.resize(2);
+  rollout.runs[0].ids = {1, 7};
+  trainer::TokenRun& run = rollout.runs[1];
+  run.parent = 0;
+  run.sampled = true;
+  run.ids = {2, 3};
+  run.logprobs = {-0.5f, 0};
+  run.kept = {engine::EncodeKept(std::vector<int32_t>{2, 4}, 9), ""};
+  EXPECT_THAT(RowsOf(rollout, "{}", {1, 2})[0], testing::HasSubstr(R"("logprobs":[null,null,-0.5,0],"kept":[null,null,[2,4],null],"versions")"));
+  run.kept.clear();
+  EXPECT_THAT(RowsOf(rollout, "{}", {1, 2})[0], testing::Not(testing::HasSubstr("kept")));
 }
 
 }  // namespace

@@ -101,7 +101,7 @@ TEST(Job, MistakesAreRefused) {
       << ErrorOf({"algorithm.loss.clip_lwo=1"});
   for (const std::string& set : std::vector<std::string>{
            "pool.slots=3", "pool.window.size=33", "pool.on_deadline=requeue", "pool.zero_signal=refill", "pool.seed=3", "pool.max_leases=2",
-           "pool.sources=[{name: a}]", "eval.every=5", "model.path=x", "sampling.top_p=0.9", "sampling.temperature=0", "sandbox.net=host",
+           "pool.sources=[{name: a}]", "eval.every=5", "model.path=x", "sampling.top_p=0", "sampling.top_k=1", "sampling.min_p=1", "sampling.repetition_stop=256", "sampling.temperature=0", "sandbox.net=host",
            "scaffold.where=host", "scaffold.kind=service", "scaffold.kind=command", "verifier.kind=library", "verifier.timeout_s=0",
            "tasks.train.folder=x", "tasks.train.jsonl=x", "algorithm.recipe=nonsense", "optimizer.name=sgd",
            "optimizer.warmup_steps=1000", "gateway.control_port=80", "weightsync.transport=rdma", "trainer.memory=1KB", "name=a/b", "seed=-1",

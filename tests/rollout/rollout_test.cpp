@@ -319,6 +319,32 @@ TEST_P(RolloutContract, BadRequestsAreRefused) {
   EXPECT_TRUE(GenerateBlocking(*client_, Request(1)).ok());
 }
 
+// Goes wrong if kept sets make a chunk that no message holds, or are cut off with it.
+TEST_P(RolloutContract, ChunksOfManyKeptSetsAreCut) {
+  StartWorker({.chunk_kept_bytes = 100});
+  source_.Give(Weights(1), {1, 0});
+  GenerateRequest r = Request(1);
+  r.coalesce_ms = kOneChunk;
+  r.sampling.top_k = 20;
+  auto g = GenerateBlocking(*client_, r);
+  ASSERT_TRUE(g.ok());
+  size_t all = 0;
+  for (const Chunk& chunk : g->chunks) {
+    size_t bytes = 0;
+    for (const std::string& set : chunk.kept) bytes += set.size();
+    EXPECT_LT(bytes, 120u);
+    EXPECT_TRUE(chunk.ids.empty() || chunk.kept.size() == chunk.ids.size());
+    all += bytes;
+  }
+  EXPECT_GT(all, 200u);
+  EXPECT_GT(g->chunks.size(), 2u);
+  r.sampling.top_k = 0;
+  g = GenerateBlocking(*client_, r);
+  ASSERT_TRUE(g.ok());
+  EXPECT_EQ(g->chunks.size(), 1u);
+  EXPECT_TRUE(g->chunks[0].kept.empty());
+}
+
 // Goes wrong if the queue grows without bound.
 TEST_P(RolloutContract, TheQueueIsBounded) {
   StartWorker({.queue_max = 5});
@@ -480,13 +506,19 @@ TEST(RolloutServer, ServesWhatTheTrainerPublishes) {
     auto report = publisher->Publish(step, weights.ComputeDigest(), 10000);
     ASSERT_TRUE(report.ok()) << report.status().ToString();
     EXPECT_EQ(report->workers, 1);
-    auto g = GenerateBlocking(*client, Request(static_cast<uint64_t>(step)));
+    GenerateRequest request = Request(static_cast<uint64_t>(step));
+    if (step % 2) request.sampling.top_k = 9, request.sampling.top_p = 0.9f, request.sampling.min_p = 0.02f;
+    auto g = GenerateBlocking(*client, request);
     ASSERT_TRUE(g.ok());
+    ASSERT_EQ(g->kept.size(), g->ids.size());
+    EXPECT_EQ(std::all_of(g->kept.begin(), g->kept.end(), [](const std::string& set) { return set.empty(); }), step % 2 == 0);
     EXPECT_EQ(g->chunks[0].version, (Version{1, step}));
     std::vector<int32_t> ids = Request(static_cast<uint64_t>(step)).prompt_ids;
     ids.insert(ids.end(), g->ids.begin(), g->ids.end());
     engine::TreeBuilder builder;
-    builder.AddRow(ids, std::vector<float>{1.0f});
+    std::vector<std::string> kept(4);
+    kept.insert(kept.end(), g->kept.begin(), g->kept.end());
+    builder.AddRow(ids, std::vector<float>{1.0f}, kept);
     std::vector<int32_t> index;
     engine::TreeBatch tree = builder.Build(&index);
     engine::TrainPass pass(*engine);

@@ -20,6 +20,7 @@
 #include "common/json.h"
 #include "common/rng.h"
 #include "engine/files/model_file.h"
+#include "engine/kept_set.h"
 #include "engine/train_pass.h"
 #include "temper/v1/types.pb.h"
 #include "tests/harness/scratch.h"
@@ -115,7 +116,7 @@ class ScriptedPool final : public datapool::DataPool {
   Status Close(datapool::CloseReason) override { return Status::Ok(); }
   Result<std::map<std::string, double>> Metrics() override { return std::map<std::string, double>{}; }
 
-  // A rollout of two turns; its tokens are scored with the weights now served.
+  // A rollout of two turns; its tokens are scored with the weights now served. Of every second rollout they were drawn from few.
   std::string Trajectory(Rng rng, int64_t group, int32_t rollout, int64_t version) {
     Rollout r;
     auto ids = [&](int n) {
@@ -132,6 +133,14 @@ class ScriptedPool final : public datapool::DataPool {
       run.version.step = version;
       run.call = call;
       run.inv_temperature = sampled ? 1.25f : 1.0f;
+      for (size_t k = 0; sampled && rollout % 2 == 1 && k < run.ids.size(); ++k) {
+        std::vector<int32_t> set;
+        const double share = k % 3 * 0.3;  // of some nothing was cut
+        for (int32_t id = 0; id < kVocab; ++id) {
+          if (share == 0 || id == run.ids[k] || rng.Chance(share)) set.push_back(id);
+        }
+        run.kept.push_back(engine::EncodeKept(set, kVocab));
+      }
       r.runs.push_back(run);
     };
     Rng prompt(static_cast<uint64_t>(group) * 7919 + 1);
@@ -164,6 +173,7 @@ class ScriptedPool final : public datapool::DataPool {
       if (!r.runs[i].sampled) continue;
       run->set_provenance(v1::SAMPLED);
       run->mutable_version()->set_step(version);
+      for (const std::string& set : r.runs[i].kept) run->add_kept(set);
       for (size_t n = 0; n < r.runs[i].ids.size(); ++n) run->add_logprobs(logprobs[batch.samples[0][0][k++].node]);
     }
     return wire.SerializeAsString();
@@ -374,6 +384,60 @@ TEST_P(LoopTest, OneChangedLogprobStopsTheJob) {
   EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status.ToString();
   EXPECT_NE(status.message().find("disagree at version 2"), std::string::npos) << status.message();
   EXPECT_NE(status.message().find(wire.session()), std::string::npos) << status.message();
+}
+
+// A kept set that is off by one bit could be trained on: another distribution than the one that was sampled.
+TEST_P(LoopTest, OneChangedBitOfAKeptSetStopsTheJob) {
+  World world(GetParam());
+  TrainerOptions options = Options(Scratch("kept"), GetParam());
+  options.steps = 1;
+  ASSERT_TRUE(world.Run(options).ok());
+  // Of the record's member by member and bit by bit: it is refused as no such set, or the logprob of its token is another.
+  const auto weights = engine::ComputeWeights::FromParameters(engine::InitParameters(Tiny(), 3), GetParam());
+  engine::TrainPass pass(*world.engine);
+  const std::string member = world.store[0][1].members[1];
+  int refused = 0, seen = 0;
+  std::string spoiled;
+  const auto look = [&](const std::string& bytes, bool changed) {
+    Result<Rollout> rollout = ParseTrajectory(bytes, kVocab);
+    if (!rollout.ok()) {
+      EXPECT_NE(rollout.status().message().find("kept set"), std::string::npos) << rollout.status().message();
+      ++refused;
+      return;
+    }
+    Group group;
+    group.rollouts = {*std::move(rollout)};
+    const Batch batch = BuildBatch({group}, {}).value();
+    const OnPolicyCheck check = CheckOnPolicy(batch, ScoreBatch(pass, weights, batch).value(), 0);
+    EXPECT_EQ(check.max_deviation > 0, changed);
+    EXPECT_EQ(!check.first_mismatch.empty(), changed);
+    seen += changed;
+    if (changed && spoiled.empty()) spoiled = bytes;
+  };
+  look(member, false);
+  v1::Trajectory wire;
+  ASSERT_TRUE(wire.ParseFromString(member));
+  for (int r = 0; r < wire.runs_size(); ++r) {
+    for (int k = 0; k < wire.runs(r).kept_size(); ++k) {
+      for (size_t bit = 0; bit < 8 * wire.runs(r).kept(k).size(); ++bit) {
+        v1::Trajectory other = wire;
+        std::string& set = *other.mutable_runs(r)->mutable_kept(k);
+        set[bit / 8] = static_cast<char>(set[bit / 8] ^ (1 << (bit % 8)));
+        look(other.SerializeAsString(), true);
+      }
+    }
+  }
+  EXPECT_GT(refused, 20);
+  EXPECT_GT(seen, 100);
+
+  World job(GetParam());
+  job.store = world.store;
+  job.store[0][1].members[1] = spoiled;
+  options.run_dir = Scratch("kept_job");
+  const Status status = job.Run(options);
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status.ToString();
+  EXPECT_NE(status.message().find("disagree at version 0"), std::string::npos) << status.message();
+  EXPECT_TRUE(job.pool.updates.empty()) << "the step was taken";
 }
 
 // A proof of tree = rows that fails could be written down and trained over.
@@ -1160,7 +1224,7 @@ TEST(Wire, MutatedTrajectoriesNeverCrash) {
   TrainerOptions options = Options(Scratch("wire"), engine::Profile::kF32);
   options.steps = 0;
   ASSERT_TRUE(world.Run(options).ok());
-  const std::string good = world.pool.Trajectory(Rng(1), 0, 0, 0);
+  const std::string good = world.pool.Trajectory(Rng(1), 0, 1, 0);
   ASSERT_TRUE(ParseTrajectory(good, kVocab).ok());
   EXPECT_FALSE(ParseTrajectory(good, 3).ok());
   const google::protobuf::LogSilencer silence;

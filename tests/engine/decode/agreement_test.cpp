@@ -45,6 +45,7 @@ ComputeWeights Weights(const ModelConfig& config, Profile profile, uint64_t seed
 struct Drawn {
   std::vector<int32_t> ids;
   std::vector<float> logprobs;
+  std::vector<std::string> kept;
   std::vector<Version> versions;
 };
 
@@ -57,6 +58,7 @@ std::map<uint64_t, Drawn> RunAll(Decoder& decoder) {
     if (e.token < 0) continue;
     out[e.id].ids.push_back(e.token);
     out[e.id].logprobs.push_back(e.logprob);
+    out[e.id].kept.push_back(e.kept);
     out[e.id].versions.push_back(e.version);
   }
   return out;
@@ -72,6 +74,9 @@ std::vector<DecodeRequest> Requests() {
     r.ids.assign(shared.begin(), shared.begin() + static_cast<int64_t>(rng() % shared.size()));
     for (size_t n = 1 + rng() % 40; n > 0; --n) r.ids.push_back(static_cast<int32_t>(rng() % 300));
     r.sampling.temperature = i % 3 == 0 ? 0.7f : i % 3 == 1 ? 1.0f : 0.0f;
+    if (i % 4 == 1) r.sampling.top_p = 0.8f;
+    if (i % 4 == 2) r.sampling.top_k = 12;
+    if (i % 4 == 3) r.sampling.min_p = 0.1f;
     r.sampling.max_tokens = 20 + static_cast<uint32_t>(rng() % 80);
     r.key = {.seed = 3, .domain = 2, .a = static_cast<uint64_t>(i)};
     requests.push_back(r);
@@ -84,7 +89,9 @@ std::vector<float> TrainerLogprobs(Engine& engine, const ComputeWeights& weights
   ids.insert(ids.end(), d.ids.begin(), d.ids.end());
   std::vector<float> inv(ids.size(), InvTemperature(r.sampling.temperature));
   TreeBuilder builder;
-  builder.AddRow(ids, inv);
+  std::vector<std::string> kept(r.ids.size());
+  kept.insert(kept.end(), d.kept.begin(), d.kept.end());
+  builder.AddRow(ids, inv, kept);
   std::vector<int32_t> index;
   TreeBatch tree = builder.Build(&index);
   TrainPass pass(engine);
@@ -119,6 +126,10 @@ TEST(Agreement, DrawnLogprobsAreTheTrainersBitForBit) {
         EXPECT_GT(decoder.stats().cached_tokens, 0u);
         for (size_t i = 0; i < requests.size(); ++i) {
           ASSERT_EQ(out[ids[i]].ids.size(), requests[i].sampling.max_tokens);
+          const Sampling& s = requests[i].sampling;
+          const bool may_cut = s.temperature > 0 && !IsPureTemperature(s);
+          const auto& kept = out[ids[i]].kept;
+          EXPECT_EQ(std::any_of(kept.begin(), kept.end(), [](const std::string& set) { return !set.empty(); }), may_cut) << i;
           ExpectSameBits(out[ids[i]].logprobs, TrainerLogprobs(*engine, weights, requests[i], out[ids[i]]));
         }
       }
@@ -143,6 +154,7 @@ TEST(Agreement, BatchNeverShows) {
     if (reference.empty()) reference = drawn;
     for (size_t i = 0; i < drawn.size(); ++i) {
       EXPECT_EQ(drawn[i].ids, reference[i].ids);
+      EXPECT_EQ(drawn[i].kept, reference[i].kept);
       ExpectSameBits(drawn[i].logprobs, reference[i].logprobs);
     }
   };
@@ -172,6 +184,7 @@ TEST(Agreement, TokensAfterASwapBelongToTheNewVersion) {
   for (const DecodeEvent& e : events) {
     out[e.id].ids.push_back(e.token);
     out[e.id].logprobs.push_back(e.logprob);
+    out[e.id].kept.push_back(e.kept);
     out[e.id].versions.push_back(e.version);
   }
   int of_version[2] = {};

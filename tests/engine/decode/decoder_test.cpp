@@ -298,6 +298,68 @@ TEST(Decoder, CancelEndsAtOnce) {
   EXPECT_EQ(decoder->stats().free_pages, 64);
 }
 
+// A model that says token 0 of four: with probability .9901 at the positions that are `sure`, with .9899 elsewhere.
+class NearlySureModel : public FakeModel {
+ public:
+  explicit NearlySureModel(std::vector<bool> sure) : FakeModel(4, 4096, 64), sure_(std::move(sure)) {}
+  void Run(std::span<const StepRow> rows, std::vector<StepLogits>* out) override {
+    FakeModel::Run(rows, out);
+    logits_.assign(rows.size(), {});
+    for (size_t r = 0; r < rows.size(); ++r) {
+      const size_t next = static_cast<size_t>(rows[r].start) + rows[r].tokens.size();
+      const double p = sure_.at(next) ? 0.9901 : 0.9899;
+      logits_[r] = {static_cast<float>(std::log(3 * p / (1 - p))), 0, 0, 0};
+      (*out)[r] = {logits_[r], LogSumExp(logits_[r])};
+    }
+  }
+
+ private:
+  const std::vector<bool> sure_;
+  std::vector<std::vector<float>> logits_;
+};
+
+// Goes wrong if the repetition stop of M1 does not fire exactly at the Nth token in a row above .99: one at most .99 begins the count anew,
+// prompt tokens count for nothing, and a swap of weights changes nothing.
+TEST(Decoder, RepetitionStopFiresAtTheNthInARow) {
+  struct Case {
+    std::vector<std::pair<int, bool>> stretches;  // from the first drawn token on
+    uint32_t stop;
+    size_t tokens;  // drawn when it ends
+    Finish finish;
+    Sampling sampling = {.temperature = 0};
+  };
+  for (const Case& c : std::vector<Case>{{{{3001, true}}, 3000, 3000, Finish::kRepetition},
+                                         {{{3000, true}}, 3000, 3000, Finish::kRepetition},
+                                         {{{2999, true}, {1, false}, {500, true}}, 3000, 3500, Finish::kLength},
+                                         {{{30, true}, {1, false}, {40, true}}, 31, 62, Finish::kRepetition},
+                                         {{{7, false}, {9, true}}, 5, 12, Finish::kRepetition},
+                                         {{{100, true}}, 1, 1, Finish::kRepetition},
+                                         {{{100, true}}, 0, 100, Finish::kLength},
+                                         // Among two kept tokens the same one has .993: what counts is the model's.
+                                         {{{100, false}}, 3, 100, Finish::kLength, {.temperature = 1, .top_k = 2}}}) {
+    constexpr int kPrompt = 3;
+    std::vector<bool> sure(kPrompt, true);
+    for (const auto& [n, is_sure] : c.stretches) sure.insert(sure.end(), n, is_sure);
+    for (const bool swap : {false, true}) {
+      Decoder decoder(std::make_unique<NearlySureModel>(sure), {.max_batch = 4});
+      ASSERT_TRUE(decoder.SwapWeights({}, {1, 0}).ok());
+      DecodeRequest r;
+      r.ids = {1, 2, 3};
+      r.sampling = c.sampling;
+      r.sampling.max_tokens = static_cast<uint32_t>(sure.size() - kPrompt);
+      r.sampling.repetition_stop = c.stop;
+      ASSERT_TRUE(decoder.Add(r).ok());
+      std::vector<DecodeEvent> events;
+      for (int step = 0; decoder.Step(&events); ++step) {
+        if (!swap || step != 20) continue;
+        ASSERT_TRUE(decoder.SwapWeights({}, {1, 1}).ok());
+      }
+      EXPECT_EQ(events.size(), c.tokens);
+      EXPECT_EQ(events.back().finish, c.finish);
+    }
+  }
+}
+
 // Goes wrong if bad requests reach the kernels, where they would abort the worker.
 TEST(Decoder, RefusesBadRequests) {
   auto decoder = MakeDecoder(4, {.waiting_max = 1});

@@ -42,6 +42,11 @@ class ConstantModel : public StepModel {
       if (rows[r].want_logits) (*out)[r] = Of(rows[r].inv_temperature);
     }
   }
+  float LogSumExp(std::span<const float> logits) const override {
+    double sum = 0;
+    for (float x : logits) sum += std::exp(static_cast<double>(x));
+    return static_cast<float>(std::log(sum));
+  }
   StepLogits Of(float inv_temperature) {
     auto [it, is_new] = scaled_.try_emplace(inv_temperature);
     auto& [scaled, lse] = it->second;
@@ -122,7 +127,7 @@ TEST(Draws, AMillionFollowTheirOwnLogprobs) {
   std::map<std::pair<float, float>, std::map<int32_t, std::pair<int64_t, float>>>
       seen;  // by (temperature, top_p): count, logprob
   ConstantModel model(logits, 1);
-  Sampler sampler;
+  Sampler sampler([&](std::span<const float> some) { return model.LogSumExp(some); });
   int64_t total = 0;
   for (int i = 0; i < sequences; ++i) {
     ASSERT_EQ(drawn[i].ids.size(), static_cast<size_t>(tokens));

@@ -47,6 +47,12 @@ class FakeModel : public StepModel {
   // The fake's weights are a number that rises with each swap.
   void SetWeights(const ComputeWeights&) override { ++generation_; }
 
+  float LogSumExp(std::span<const float> logits) const override {
+    double sum = 0;
+    for (float x : logits) sum += std::exp(static_cast<double>(x));
+    return static_cast<float>(std::log(sum));
+  }
+
   void Run(std::span<const StepRow> rows, std::vector<StepLogits>* out) override {
     ++runs_;
     out->assign(rows.size(), {});
