@@ -49,7 +49,7 @@ void ZeroTail(typename E::T* out, int from, int to) {
 }
 
 // ---- GEMM -----------------------------------------------------------------------------------------------------------------
-// A block of A is expanded to fp32 once (row-major with stride kRowStride, or as it lies when transposed with stride kRows),
+// A block of A is expanded to fp32 once (row-major with stride kRowStride, or when transposed a tile of rows at a time),
 // then a register tile of R rows by one panel runs down the reduced axis. C is kept exactly in fp32 between blocks of 32.
 
 constexpr int kRows = 96;                // rows of A expanded at a time
@@ -205,21 +205,23 @@ void TileRows(int rows, const float* a, const typename E::T* b, const typename E
   Tile<E, R, RS, KS>(a, b, ahead, blocks, c, c_stride, start);
 }
 
+// Number k of row r is at a[r * RS + k * KS]; with RS = 1 only within a tile of kTileRows rows, of which one follows the other.
 template <class E, int RS, int KS>
 void RunBlock(const Gemm& g, const float* a, int rows, int k0, int depth, float* c, bool start) {
   const auto* panel = static_cast<const typename E::T*>(g.b) + static_cast<int64_t>(k0) * 16;
   const int64_t b_stride = g.b_stride ? g.b_stride : static_cast<int64_t>(g.k) * 16;
   const int blocks = depth / 32;
-  const int tiles = (rows + kTileRows - 1) / kTileRows, tile = (rows + tiles - 1) / tiles;
+  const int tiles = (rows + kTileRows - 1) / kTileRows, tile = RS == 1 ? kTileRows : (rows + tiles - 1) / tiles;
   for (int n = 0; n < g.n; n += 16, panel += b_stride) {
     const int columns = MinInt(16, g.n - n);
     for (int r = 0; r < rows; r += tile) {
       const int count = MinInt(tile, rows - r);
       // The last tile of rows fetches the next panel while it computes; few rows wait for memory otherwise.
       const auto* ahead = r + tile < rows ? panel : panel + b_stride;
+      const float* from = a + r * (RS == 1 ? depth : RS);
       float* to = c + r * g.c_stride + n;
       if (columns == 16) {
-        TileRows<E, RS, KS>(count, a + r * RS, panel, ahead, blocks, to, g.c_stride, start);
+        TileRows<E, RS, KS>(count, from, panel, ahead, blocks, to, g.c_stride, start);
         continue;
       }
       alignas(64) float edge[kTileRows * 16];
@@ -227,7 +229,7 @@ void RunBlock(const Gemm& g, const float* a, int rows, int k0, int depth, float*
       if (!start) {
         for (int i = 0; i < count; ++i) std::memcpy(edge + i * 16, to + i * g.c_stride, columns * sizeof(float));
       }
-      TileRows<E, RS, KS>(count, a + r * RS, panel, ahead, blocks, edge, 16, start);
+      TileRows<E, RS, KS>(count, from, panel, ahead, blocks, edge, 16, start);
       for (int i = 0; i < count; ++i) std::memcpy(to + i * g.c_stride, edge + i * 16, columns * sizeof(float));
     }
   }
@@ -252,13 +254,17 @@ void GemmVector(const Gemm& g) {
         const int rows = MinInt(kRows, g.m - m0);
         float* c = g.c + m0 * g.c_stride;
         if (g.a_transposed) {
+          alignas(64) float column[kRows];
           for (int k = 0; k < depth; ++k) {
             const T* row = from + (k0 + k) * g.a_stride + m0;
             int i = 0;
-            for (; i + 16 <= rows; i += 16) Store(a + k * kRows + i, E::LoadE(row + i));
-            for (; i < rows; ++i) a[k * kRows + i] = E::Scalar(row[i]);
+            for (; i + 16 <= rows; i += 16) Store(column + i, E::LoadE(row + i));
+            for (; i < rows; ++i) column[i] = E::Scalar(row[i]);
+            for (i = 0; i < rows; i += kTileRows) {
+              std::memcpy(a + i * depth + k * kTileRows, column + i, kTileRows * sizeof(float));
+            }
           }
-          RunBlock<E, 1, kRows>(g, a, rows, k0, depth, c, start);
+          RunBlock<E, 1, kTileRows>(g, a, rows, k0, depth, c, start);
         } else {
           const int stride = few ? kFewStride : kRowStride;
           for (int r = 0; r < rows; ++r) {

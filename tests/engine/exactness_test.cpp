@@ -365,6 +365,33 @@ TEST(Gemm, IsThePairDotOnEveryPath) {
   }
 }
 
+// Could go wrong: numbers are rounded eight at a time otherwise than one by one, at ties, NaN, infinity or a row's end.
+TEST(Weights, ArePackedAsTheyRound) {
+  ModelConfig c = AllConfigs().front().config;
+  c.width = 84;  // not a multiple of what is rounded at a time
+  c.tied = true;
+  Parameters params(c);
+  std::mt19937_64 rng(21);
+  for (float& x : params.flat()) {
+    auto bits = static_cast<uint32_t>(rng());
+    if (rng() % 4 == 0) bits = (bits & 0xffff0000u) | 0x8000u;    // a tie
+    if (rng() % 16 == 0) bits |= 0x7f800000u;                     // NaN or infinity
+    if (rng() % 16 == 0) bits = 0x7f800000u | (bits & 0x8000ffffu);  // NaN whose upper half alone would be infinity
+    std::memcpy(&x, &bits, 4);
+  }
+  const ComputeWeights weights = ComputeWeights::FromParameters(params, Profile::kBf16);
+  const Panel& e = weights.embedding();
+  const auto* words = reinterpret_cast<const uint16_t*>(e.data);
+  const auto from = params.tensor(0);
+  for (int n = 0; n < c.vocab; ++n) {
+    for (int k = 0; k < e.depth; ++k) {
+      const uint16_t got = words[static_cast<size_t>(n / 16) * e.depth * 16 + k / 2 * 32 + n % 16 * 2 + k % 2];
+      const uint16_t want = k < c.width ? ToBf16(from[static_cast<size_t>(n) * c.width + k]) : 0;
+      ASSERT_EQ(got, want) << n << ", " << k;
+    }
+  }
+}
+
 // Could go wrong: the choice at run time takes a slower path than the machine has, or one that it lacks.
 TEST(Engine, TakesTheFastestPathThereIs) {
   const auto available = AvailableCpuPaths();

@@ -2,13 +2,16 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <map>
 
 #include "common/file.h"
 #include "common/json.h"
+#include "engine/bf16.h"
 #include "engine/train_pass.h"
 #include "tests/engine/test_models.h"
 #include "trainer/bench/commands.h"
+#include "trainer/bench/counted_kernels.h"
 #include "trainer/bench/engine_bench.h"
 #include "trainer/bench/floors.h"
 #include "trainer/bench/peer.h"
@@ -47,6 +50,72 @@ TEST(Bench, EveryWorkGivesItsRows) {
 
 PeerOptions With(const std::string& program, const std::string& script) {
   return {.program = program, .script = script, .name = "torch", .threads = 2, .cap = "avx2", .clock = "wall"};
+}
+
+// Goes wrong if a kernel's work is counted twice, not at all, or for another part.
+TEST(Roofline, CountsTheArithmeticOfAStep) {
+  engine::ModelConfig c = engine::AllConfigs().front().config;
+  c.layers = 2;
+  const auto plain = engine::MakeEngine(engine::CpuPath::kAuto, 2);
+  const auto counted = CountedKernels::MakeEngine(*plain, c.vocab);
+  const auto weights = engine::ComputeWeights::FromParameters(engine::InitParameters(c, 1), engine::Profile::kBf16);
+  constexpr int kTokens = 40;
+  std::vector<int32_t> ids(kTokens);
+  for (int i = 0; i < kTokens; ++i) ids[i] = (i * 7) % c.vocab;
+  engine::TreeBuilder builder;
+  const float t = 1;
+  builder.AddRow(ids, std::span(&t, 1));
+  const engine::TreeBatch tree = builder.Build(nullptr);
+  engine::TrainPass pass(*counted), sound(*plain);
+  (void)CountedKernels::Take();
+  CountedKernels::Enter(/*backward=*/false);
+  const auto logprobs = pass.Forward(weights, tree);
+  ASSERT_TRUE(logprobs.ok());
+  engine::Gradients grads(c);
+  CountedKernels::Enter(/*backward=*/true);
+  pass.Backward(std::vector<float>(kTokens, 1.0f), grads);
+  const auto counts = CountedKernels::Take();
+  const auto expected = sound.Forward(weights, tree);
+  ASSERT_TRUE(expected.ok());
+  EXPECT_EQ(std::memcmp(logprobs->data() + 1, expected->data() + 1, (kTokens - 1) * sizeof(float)), 0) << "the same numbers";
+  const auto operations = [&](Part part) { return counts[static_cast<size_t>(part)].operations; };
+  const double matrices = c.width * (2.0 * c.q_dim() + 2.0 * c.kv_dim() + 3.0 * c.ffn) * c.layers;
+  ASSERT_EQ(c.width % 32, 0) << "nothing is padded";
+  EXPECT_EQ(operations(Part::kForwardProducts), 2 * kTokens * matrices);
+  EXPECT_EQ(operations(Part::kInputGradients), 2 * kTokens * matrices);
+  EXPECT_EQ(operations(Part::kWeightGradients), 2 * engine::RoundUp(kTokens, 32) * matrices) << "tokens are the reduced axis";
+  const double pairs = kTokens * (kTokens + 1) / 2.0 * c.heads * c.layers;
+  EXPECT_EQ(operations(Part::kForwardAttention), 4 * pairs * c.head_dim);
+  EXPECT_EQ(operations(Part::kBackwardAttention), 10 * pairs * c.head_dim);
+  EXPECT_GT(operations(Part::kHeadForward), 4.0 * (kTokens - 1) * c.width * c.vocab) << "both halves of the hidden state";
+  EXPECT_GT(operations(Part::kHeadBackward), 4.0 * (kTokens - 1) * c.width * c.vocab);
+  EXPECT_GT(operations(Part::kRows), 0);
+  for (const Count& count : counts) EXPECT_GE(count.ticks, 0);
+}
+
+// Goes wrong if a part of the step is missing, or counted in two.
+TEST(Roofline, PartsMakeTheStep) {
+  auto engine = engine::MakeEngine(engine::CpuPath::kAuto, 1);
+  Options options;
+  options.samples = 1;
+  options.layers = 1;
+  options.works = {"roofline", "head"};
+  options.step_length = 16;
+  options.head_tokens = 64;
+  double share = 0;
+  std::map<std::string, int> rows;
+  const Status status = RunEngineBench(*engine, options, [&](const Row& row) {
+    ++rows[row.work];
+    EXPECT_GT(row.ours, 0) << row.name;
+    EXPECT_GT(row.ratio, 0) << row.name;
+    if (const size_t end = row.name.find(" %"); end != std::string::npos) {
+      share += std::stod(row.name.substr(row.name.rfind(": ", end) + 2));
+    }
+  });
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_NEAR(share, 100, 1);
+  EXPECT_EQ(rows["roofline"], 14);
+  EXPECT_EQ(rows["head"], 12);
 }
 
 // Goes wrong if a peer that ends, errs or talks nonsense hangs the bench or counts as a figure.
@@ -216,7 +285,7 @@ TEST(Floors, ALoopDoesItsArithmetic) {
         }
         const int done = path == engine::CpuPath::kAvx2 ? rows / 2 * 2 : rows;
         const double numbers = static_cast<double>(memory.size()) / (profile == engine::Profile::kBf16 ? 2 : 4);
-        EXPECT_LT(2 * numbers * done / seconds, 1.1 * PeakFlops(*engine, Clock::kCpu)) << engine::CpuPathName(path) << ", " << rows;
+        EXPECT_LT(2 * numbers * done / seconds, 1.1 * PeakFlops(*engine, Clock::kCpu)) << engine::CpuPathName(path) << " " << rows;
       }
     }
   }

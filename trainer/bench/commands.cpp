@@ -15,9 +15,9 @@ namespace temper::trainer {
 namespace {
 
 constexpr char kUsage[] =
-    "usage: temper bench engine [--json] [--only gemm,decode,prefill,attention,step,growth] [--samples N] [--clock wall|cpu]\n"
-    "                           [--numerics bf16|f32] [--cpu auto|avx2|avx512|amx] [--threads N] [--batches 1,4,16,64]\n"
-    "                           [--rows N] [--length N] [--context N] [--layers N]\n"
+    "usage: temper bench engine [--json] [--only gemm,decode,prefill,attention,head,step,roofline,growth] [--samples N]\n"
+    "                           [--clock wall|cpu] [--numerics bf16|f32] [--cpu auto|avx2|avx512|amx] [--threads N]\n"
+    "                           [--batches 1,4,16,64] [--rows N] [--length N] [--context N] [--layers N]\n"
     "                           [--against torch,vllm,llama.cpp] [--peers DIR] [--modes float32,bfloat16,...] [--peers-use alike|best]\n";
 
 int BadUsage(const std::string& what) {

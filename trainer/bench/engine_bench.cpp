@@ -29,6 +29,7 @@
 #include "trainer/adamw.h"
 #include "trainer/bench/floors.h"
 #include "trainer/bench/peer.h"
+#include "trainer/bench/roofline.h"
 
 namespace temper::trainer::bench {
 namespace {
@@ -748,7 +749,7 @@ std::vector<int32_t> CheckRow(int vocab) {
 }
 
 const std::vector<std::string>& Works() {
-  static const std::vector<std::string> works = {"gemm", "decode", "prefill", "attention", "step", "growth"};
+  static const std::vector<std::string> works = {"gemm", "decode", "prefill", "attention", "head", "step", "roofline", "growth"};
   return works;
 }
 
@@ -771,7 +772,9 @@ Status RunEngineBench(engine::Engine& engine, const Options& options, const std:
     if (work == "decode") RETURN_IF_ERROR(bench.Decode());
     if (work == "prefill") RETURN_IF_ERROR(bench.Prefill());
     if (work == "attention") RETURN_IF_ERROR(bench.Attention());
+    if (work == "head") RETURN_IF_ERROR(RunHead(engine, options, BenchModel(0), emit));
     if (work == "step") RETURN_IF_ERROR(bench.Step());
+    if (work == "roofline") RETURN_IF_ERROR(RunRoofline(engine, options, BenchModel(options.layers), emit));
     if (work == "growth") RETURN_IF_ERROR(bench.Growth());
   }
   return bench.missing();

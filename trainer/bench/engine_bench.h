@@ -18,7 +18,7 @@ struct Options {
   int samples = 10;
   Clock clock = Clock::kWall;
   engine::Profile profile = engine::Profile::kBf16;
-  std::vector<std::string> works;  // gemm, decode, prefill, attention, step, growth; empty: all
+  std::vector<std::string> works;  // see Works(); empty: all
   std::vector<std::string> peers;  // torch, vllm, llama.cpp
   std::vector<std::string> modes;  // of peers: float32, bfloat16, …; empty: all that each has
   std::vector<int> batches = {1, 4, 16, 64};       // of `decode`
@@ -28,6 +28,7 @@ struct Options {
   bool best_peers = false;
   int step_rows = 2, step_length = 256;  // the batch of `step`
   int growth_tokens = 4096;              // the longest row of `growth`
+  int head_tokens = 2048;                // the longest row of `head`
   int layers = 0;                        // of the model; 0: all
   // What a peer should reach here, in tokens/s; 0: not known. Asked only where the model is whole.
   std::function<double(const std::string& peer, const std::string& work, int batch, const MachineRates& here)> expected =

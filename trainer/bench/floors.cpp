@@ -71,7 +71,8 @@ __attribute__((target("avx512f"))) void ReadWide(const std::byte* from, size_t b
   sink = static_cast<float>(lanes[0]);
 }
 
-// kTile rows at a time, `repeats` times, of every line; lines in flight make up for few rows. kAhead: bytes ahead that are asked for.
+// kTile rows at a time, `repeats` times, of every line; lines in flight make up for few rows. kAhead: bytes ahead that are asked
+// for.
 template <int kTile, bool kPairs, int kAhead>
 __attribute__((target("avx512f"))) void MultiplyWide(const std::byte* from, size_t bytes, int repeats) {
   constexpr int kLines = kTile >= 8 ? 1 : 8 / kTile;

@@ -1,0 +1,243 @@
+#include "trainer/bench/roofline.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "engine/buffer.h"
+#include "engine/parameters.h"
+#include "engine/train_pass.h"
+#include "engine/tree_batch.h"
+#include "engine/weights.h"
+#include "trainer/adamw.h"
+#include "trainer/bench/counted_kernels.h"
+#include "trainer/bench/floors.h"
+
+namespace temper::trainer::bench {
+namespace {
+
+using engine::ModelConfig;
+
+engine::TreeBatch Rows(int rows, int length, int vocab) {
+  engine::TreeBuilder builder;
+  const float t = 1;
+  for (int r = 0; r < rows; ++r) {
+    std::vector<int32_t> ids(length);
+    for (int i = 0; i < length; ++i) ids[i] = (i * 7919 + r * 104729 + 3) % vocab;
+    builder.AddRow(ids, std::span(&t, 1));
+  }
+  return builder.Build(nullptr);
+}
+
+Row NewRow(const std::string& work, const std::string& name, const std::string& unit, const std::string& reference) {
+  Row row;
+  row.work = work;
+  row.name = name;
+  row.unit = unit;
+  row.reference = reference;
+  return row;
+}
+
+double Median(std::vector<double> x) {
+  std::sort(x.begin(), x.end());
+  return x[x.size() / 2];
+}
+
+// What a part did, sample by sample, and the machine's rates in the same samples.
+struct Samples {
+  double operations = 0, bytes = 0;  // the same in every sample
+  std::vector<double> seconds, peak, bandwidth;
+  // The least that it could take, by its arithmetic or by its bytes.
+  double ArithmeticSeconds(size_t i) const { return operations / peak[i]; }
+  double MemorySeconds(size_t i) const { return bytes / bandwidth[i]; }
+  double LeastSeconds(size_t i) const { return std::max(ArithmeticSeconds(i), MemorySeconds(i)); }
+};
+
+Row RowOf(const Samples& s, const std::string& work, const std::string& name) {
+  const bool arithmetic = s.ArithmeticSeconds(0) > s.MemorySeconds(0);
+  Row row = NewRow(work, name, arithmetic ? "GFLOP/s" : "GB/s",
+                   arithmetic ? "peak of fp32 multiply-adds" : "read bandwidth of cold memory");
+  const double done = arithmetic ? s.operations : s.bytes;
+  std::vector<double> ratios;
+  for (size_t i = 0; i < s.seconds.size(); ++i) {
+    row.samples.push_back(done / s.seconds[i] / 1e9);
+    ratios.push_back(s.LeastSeconds(i) / s.seconds[i]);
+  }
+  row.ours = Median(row.samples);
+  row.theirs = Median(arithmetic ? s.peak : s.bandwidth) / 1e9;
+  row.ratio = Median(ratios);
+  return row;
+}
+
+}  // namespace
+
+Status RunRoofline(engine::Engine& engine, const Options& options, const ModelConfig& c,
+                   const std::function<void(const Row&)>& emit) {
+  const auto counted = CountedKernels::MakeEngine(engine, c.vocab);
+  const int threads = engine.threads().count();
+  engine::Parameters params = engine::InitParameters(c, 1);
+  engine::Gradients grads(c);
+  AdamW adamw(c);
+  const AdamWOptions adam;
+  const engine::TreeBatch tree = Rows(options.step_rows, options.step_length, c.vocab);
+  const std::vector<float> coef(tree.size(), 1.0f / static_cast<float>(tree.size()));
+  engine::TrainPass pass(*counted);
+  engine::Buffer memory, cold;
+  constexpr size_t kCold = size_t{160} << 20;
+  std::fill_n(cold.Get<std::byte>(kCold), kCold, std::byte{1});
+
+  // The parts that kernels count, and after them what is timed as a whole.
+  enum { kRepack = kParts, kZero, kRest, kAll };
+  std::vector<Samples> parts(kAll);
+  std::vector<double> total, least;
+  for (int sample = -1; sample < options.samples; ++sample) {  // the first warms up
+    const double peak = PeakFlops(engine, options.clock);
+    const double bandwidth = ReadBandwidth(engine, {cold.as<std::byte>(), kCold}, options.clock);
+    std::vector<double> ticks(kAll, 0);
+    const auto timed = [&](int part, const auto& body) {
+      const double begin = CountedKernels::Ticks();
+      body();
+      ticks[part] = CountedKernels::Ticks() - begin;
+    };
+    (void)CountedKernels::Take();
+    const double begin = Now(options.clock), begin_ticks = CountedKernels::Ticks();
+    engine::ComputeWeights weights;
+    timed(kRepack, [&] { weights = engine::Repack(params, options.profile, counted->threads(), memory); });
+    CountedKernels::Enter(/*backward=*/false);
+    RETURN_IF_ERROR(pass.Forward(weights, tree).status());
+    timed(kZero, [&] { grads.SetZero(); });
+    CountedKernels::Enter(/*backward=*/true);
+    pass.Backward(coef, grads);
+    RETURN_IF_ERROR(adamw.Step(*counted, adam, grads, params).status());
+    const double all_ticks = CountedKernels::Ticks() - begin_ticks, seconds = Now(options.clock) - begin;
+    const auto counts = CountedKernels::Take();
+    if (sample < 0) continue;
+    for (int i = 0; i < kParts; ++i) {
+      ticks[i] = counts[i].ticks / threads;
+      parts[i].operations = counts[i].operations;
+      parts[i].bytes = counts[i].bytes;
+    }
+    const auto numbers = static_cast<double>(params.flat().size());
+    parts[kRepack].bytes = numbers * 4 + static_cast<double>(weights.bytes().size());
+    parts[kZero].bytes = numbers * 4;
+    ticks[kRest] = all_ticks;
+    for (int i = 0; i < kRest; ++i) ticks[kRest] -= ticks[i];
+    double sum = 0;
+    for (int i = 0; i < kAll; ++i) {
+      Samples& part = parts[i];
+      part.seconds.push_back(seconds * ticks[i] / all_ticks);
+      part.peak.push_back(peak);
+      part.bandwidth.push_back(bandwidth);
+      sum += part.LeastSeconds(part.seconds.size() - 1);
+    }
+    total.push_back(seconds);
+    least.push_back(sum);
+  }
+  const double all = Median(total);
+  for (int i = 0; i < kAll; ++i) {
+    const char* name = i == kRepack ? "weights rounded to panels"
+                       : i == kZero ? "gradients set to zero"
+                       : i == kRest ? "the rest: copies, pages, handing out work"
+                                    : PartName(static_cast<Part>(i));
+    const Samples& part = parts[i];
+    const double share = 100 * Median(part.seconds) / all;
+    if (i == kRest) {
+      Row row = NewRow("roofline", fmt::format("{}: {:.1f} %", name, share), "ms", "all of the step");
+      for (const double s : part.seconds) row.samples.push_back(s * 1e3);
+      row.ours = Median(row.samples);
+      row.theirs = all * 1e3;
+      row.ratio = row.ours / row.theirs;
+      emit(row);
+      continue;
+    }
+    emit(RowOf(part, "roofline",
+               fmt::format("{}: {:.1f} %, {:.2f} GFLOP, {:.2f} GB", name, share, part.operations / 1e9, part.bytes / 1e9)));
+  }
+  Row row = NewRow("roofline", fmt::format("the step, {} rows of {} tokens", options.step_rows, options.step_length), "tokens/s",
+                   "every part at its limit, one after the other");
+  std::vector<double> limits, ratios;
+  for (size_t i = 0; i < total.size(); ++i) {
+    row.samples.push_back(tree.size() / total[i]);
+    limits.push_back(tree.size() / least[i]);
+    ratios.push_back(least[i] / total[i]);
+  }
+  row.ours = Median(row.samples);
+  row.theirs = Median(limits);
+  row.ratio = Median(ratios);
+  emit(row);
+  return Status::Ok();
+}
+
+Status RunHead(engine::Engine& engine, const Options& options, const ModelConfig& model,
+               const std::function<void(const Row&)>& emit) {
+  struct Case {
+    int vocab, tokens;
+  };
+  // One thin layer below the head; the memory of the same with next to no vocabulary is not the head's.
+  const auto config = [&](int vocab) {
+    ModelConfig c = model;
+    c.layers = 1;
+    c.ffn = 32;
+    c.vocab = vocab;
+    return c;
+  };
+  struct Run {
+    std::array<Count, kParts> counts;
+    double seconds_a_tick;
+    size_t bytes;
+  };
+  const auto run = [&](const ModelConfig& c, int tokens, int samples) -> Result<std::vector<Run>> {
+    const auto counted = CountedKernels::MakeEngine(engine, c.vocab);
+    const auto weights = engine::ComputeWeights::FromParameters(engine::InitParameters(c, 1), options.profile);
+    const engine::TreeBatch tree = Rows(1, tokens, c.vocab);
+    const std::vector<float> coef(tree.size(), 1.0f / static_cast<float>(tree.size()));
+    engine::TrainPass pass(*counted);
+    engine::Gradients grads(c);
+    std::vector<Run> runs;
+    for (int i = -1; i < samples; ++i) {  // the first warms up
+      (void)CountedKernels::Take();
+      const double begin = Now(options.clock), begin_ticks = CountedKernels::Ticks();
+      CountedKernels::Enter(/*backward=*/false);
+      RETURN_IF_ERROR(pass.Forward(weights, tree).status());
+      CountedKernels::Enter(/*backward=*/true);
+      pass.Backward(coef, grads);
+      const double ticks = CountedKernels::Ticks() - begin_ticks;
+      if (i >= 0 || samples == 0) runs.push_back({CountedKernels::Take(), (Now(options.clock) - begin) / ticks, pass.bytes()});
+    }
+    return runs;
+  };
+  const int most = options.head_tokens;
+  for (const Case& at : {Case{49152, most / 4}, Case{49152, most}, Case{151936, most / 8}, Case{151936, most / 2}}) {
+    ASSIGN_OR_RETURN(const std::vector<Run> without, run(config(64), at.tokens, 0));
+    ASSIGN_OR_RETURN(const std::vector<Run> runs, run(config(at.vocab), at.tokens, options.samples));
+    for (const bool backward : {false, true}) {
+      Samples samples;
+      std::vector<double> a_token;
+      for (const Run& r : runs) {
+        const Count& count = r.counts[static_cast<size_t>(backward ? Part::kHeadBackward : Part::kHeadForward)];
+        samples.operations = count.operations;
+        samples.bytes = count.bytes;
+        samples.seconds.push_back(count.ticks * r.seconds_a_tick / engine.threads().count());
+        samples.peak.push_back(PeakFlops(engine, options.clock));
+        samples.bandwidth.push_back(1e12);  // its arithmetic takes far longer than its bytes
+        a_token.push_back(samples.seconds.back() / at.tokens);
+      }
+      emit(RowOf(samples, "head",
+                 fmt::format("V {}, {} tokens, {}: {:.0f} us a token, {:.0f} MFLOP", at.vocab, at.tokens,
+                             backward ? "backward" : "forward", Median(a_token) * 1e6, samples.operations / at.tokens / 1e6)));
+    }
+    Row row = NewRow("head", fmt::format("V {}, {} tokens, memory", at.vocab, at.tokens), "MiB",
+                     "fp32 logits of all tokens (less is better)");
+    row.ours = static_cast<double>(runs.back().bytes - without.back().bytes) / (1 << 20);
+    row.theirs = 4.0 * at.tokens * at.vocab / (1 << 20);
+    row.ratio = row.ours / row.theirs;
+    row.samples = {row.ours};
+    emit(row);
+  }
+  return Status::Ok();
+}
+
+}  // namespace temper::trainer::bench
