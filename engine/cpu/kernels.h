@@ -254,14 +254,18 @@ void GemmVector(const Gemm& g) {
         const int rows = MinInt(kRows, g.m - m0);
         float* c = g.c + m0 * g.c_stride;
         if (g.a_transposed) {
-          alignas(64) float column[kRows];
-          for (int k = 0; k < depth; ++k) {
-            const T* row = from + (k0 + k) * g.a_stride + m0;
-            int i = 0;
-            for (; i + 16 <= rows; i += 16) Store(column + i, E::LoadE(row + i));
-            for (; i < rows; ++i) column[i] = E::Scalar(row[i]);
-            for (i = 0; i < rows; i += kTileRows) {
-              std::memcpy(a + i * depth + k * kTileRows, column + i, kTileRows * sizeof(float));
+          constexpr int kColumns = 16;  // expanded before they are cut, so that no load waits for a store it straddles
+          alignas(64) float columns[kColumns][kRows];
+          for (int k = 0; k < depth; k += kColumns) {
+            for (int j = 0; j < kColumns; ++j) {
+              const T* row = from + (k0 + k + j) * g.a_stride + m0;
+              int i = 0;
+              for (; i + 16 <= rows; i += 16) Store(columns[j] + i, E::LoadE(row + i));
+              for (; i < rows; ++i) columns[j][i] = E::Scalar(row[i]);
+            }
+            for (int i = 0; i < rows; i += kTileRows) {
+              float* to = a + i * depth + k * kTileRows;
+              for (int j = 0; j < kColumns; ++j) std::memcpy(to + j * kTileRows, columns[j] + i, kTileRows * sizeof(float));
             }
           }
           RunBlock<E, 1, kTileRows>(g, a, rows, k0, depth, c, start);

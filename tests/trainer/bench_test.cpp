@@ -102,6 +102,7 @@ TEST(Roofline, PartsMakeTheStep) {
   options.works = {"roofline", "head"};
   options.step_length = 16;
   options.head_tokens = 64;
+  options.head_vocabs = {500, 1000};
   double share = 0;
   std::map<std::string, int> rows;
   const Status status = RunEngineBench(*engine, options, [&](const Row& row) {

@@ -28,7 +28,8 @@ struct Options {
   bool best_peers = false;
   int step_rows = 2, step_length = 256;  // the batch of `step`
   int growth_tokens = 4096;              // the longest row of `growth`
-  int head_tokens = 2048;                // the longest row of `head`
+  int head_tokens = 2048;                // the longest row of `head`, and its vocabularies
+  std::vector<int> head_vocabs = {49152, 151936};
   int layers = 0;                        // of the model; 0: all
   // What a peer should reach here, in tokens/s; 0: not known. Asked only where the model is whole.
   std::function<double(const std::string& peer, const std::string& work, int batch, const MachineRates& here)> expected =

@@ -209,8 +209,13 @@ Status RunHead(engine::Engine& engine, const Options& options, const ModelConfig
     }
     return runs;
   };
-  const int most = options.head_tokens;
-  for (const Case& at : {Case{49152, most / 4}, Case{49152, most}, Case{151936, most / 8}, Case{151936, most / 2}}) {
+  std::vector<Case> cases;  // a longer row for a smaller vocabulary; of each a short one, whose logits are kept
+  for (const int vocab : options.head_vocabs) {
+    const int most = vocab > 65536 ? options.head_tokens / 2 : options.head_tokens;
+    cases.push_back({vocab, most / 4});
+    cases.push_back({vocab, most});
+  }
+  for (const Case& at : cases) {
     ASSIGN_OR_RETURN(const std::vector<Run> without, run(config(64), at.tokens, 0));
     ASSIGN_OR_RETURN(const std::vector<Run> runs, run(config(at.vocab), at.tokens, options.samples));
     for (const bool backward : {false, true}) {

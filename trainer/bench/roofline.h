@@ -12,7 +12,7 @@ namespace temper::trainer::bench {
 // One row a part, of a step on options.step_rows rows of options.step_length tokens, and one of the whole.
 Status RunRoofline(engine::Engine& engine, const Options& options, const engine::ModelConfig& config,
                    const std::function<void(const Row&)>& emit);
-// Time forward and backward, and memory beside logits of all tokens, for vocabularies of 49,152 and 151,936 at the model's width.
+// Time forward and backward, and memory beside logits of all tokens, for every vocabulary of the options, at the model's width.
 Status RunHead(engine::Engine& engine, const Options& options, const engine::ModelConfig& config,
                const std::function<void(const Row&)>& emit);
 
