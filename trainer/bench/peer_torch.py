@@ -81,7 +81,7 @@ class Peer:
             return {"seconds": self.now() - begin}
 
     def logprobs(self, model, ids, dtype):
-        with torch.inference_mode():
+        with torch.no_grad():  # what inference mode leaves behind, no step could use
             logits = self.model(model, dtype)(torch.tensor([ids])).logits[0, :-1].float()
             return {"logprobs": torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()}
 

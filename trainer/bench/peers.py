@@ -37,6 +37,7 @@ def serve(name, threads, path, clock):
         os.environ["OPENBLAS_CORETYPE"] = "Haswell"
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+    os.environ["THP_MEM_ALLOC_ENABLE"] = "1"  # torch then asks for pages of 2 MiB, as ours does: a fifth faster where the step is float32
     # What a peer compiles for itself stays in its environment.
     cache = os.path.join(sys.prefix, "cache")
     os.environ.update(TORCHINDUCTOR_CACHE_DIR=os.path.join(cache, "inductor"), VLLM_CACHE_ROOT=os.path.join(cache, "vllm"))
