@@ -422,7 +422,7 @@ std::string PrintLedger(const LedgerRecord& record) {
   IntField(w, "version_admitted", l.version_admitted);
   IntField(w, "version_consumed", l.version_consumed);
   IntField(w, "step", l.step);
-  if (l.kind == LedgerLine::Kind::kLease) w.Key("groups").Ints(l.groups);
+  if (l.kind == LedgerLine::Kind::kLease || l.kind == LedgerLine::Kind::kRetire) w.Key("groups").Ints(l.groups);
   TextField(w, "reason", l.reason);
   TextField(w, l.kind == LedgerLine::Kind::kRecover ? "who" : "trainer", l.who);
   w.EndObject();
@@ -442,7 +442,7 @@ Result<LedgerRecord> ParseLedger(std::string_view text) {
   ASSIGN_OR_RETURN(l.t, t.Double());
   ASSIGN_OR_RETURN(JsonRef event, object.Field("event"));
   std::vector<std::string> kinds;
-  for (int i = 0; i <= static_cast<int>(LedgerLine::Kind::kQuarantine); ++i) kinds.push_back(Name(static_cast<LedgerLine::Kind>(i)));
+  for (int i = 0; i <= static_cast<int>(LedgerLine::Kind::kSpace); ++i) kinds.push_back(Name(static_cast<LedgerLine::Kind>(i)));
   ASSIGN_OR_RETURN(int word, Word(event, kinds));
   l.kind = static_cast<LedgerLine::Kind>(word);
   ASSIGN_OR_RETURN(l.group, OptionalInt<int64_t>(object, "group"));

@@ -17,6 +17,7 @@ namespace temper::datapool {
 // Where they lie in a run folder.
 inline constexpr char kLedgerFile[] = "/ledger.jsonl";
 inline constexpr char kConfigFile[] = "/pool/config.json";  // PrintPoolConfig
+inline constexpr char kArchiveDir[] = "/archive";           // records that have left the store
 inline constexpr char kTasksFile[] = "/pool/tasks.json";    // how many tasks each source has: [n, …]
 
 struct TimedEvent {

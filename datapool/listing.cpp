@@ -14,7 +14,7 @@ struct GroupStory {
   std::string source;
   int64_t task = 0, version = 0;
   std::optional<int64_t> from, leased_step, consumed_step;
-  std::string buried;
+  std::string buried, retired;
   int64_t issued = 0, running = 0;
   std::map<std::string, int64_t> outcomes;
   double reward_sum = 0;
@@ -69,6 +69,9 @@ std::vector<std::string> ListGroups(const std::vector<LedgerRecord>& ledger) {
       case LedgerLine::Kind::kLease:
         for (int64_t member : l.groups) groups[member].leased_step = l.step;
         break;
+      case LedgerLine::Kind::kRetire:
+        for (int64_t member : l.groups) groups[member].retired = l.reason;
+        break;
       case LedgerLine::Kind::kConsume: g->consumed_step = l.step; break;
       case LedgerLine::Kind::kTombstone: g->buried = l.reason; break;
       case LedgerLine::Kind::kRollback:
@@ -87,6 +90,7 @@ std::vector<std::string> ListGroups(const std::vector<LedgerRecord>& ledger) {
     w.Key("state").String(g.State());
     if (g.leased_step) w.Key("step").Int(*g.leased_step);
     if (!g.buried.empty()) w.Key("reason").String(g.buried);
+    if (!g.retired.empty()) w.Key("records").String(g.retired == "drop" ? "dropped" : "archived");
     w.Key("attempts").Int(g.issued).Key("running").Int(g.running).Key("outcomes").BeginObject();
     for (const auto& [outcome, n] : g.outcomes) w.Key(outcome).Int(n);
     w.EndObject();
@@ -105,6 +109,7 @@ Result<std::vector<std::string>> ExplainGroup(const std::vector<LedgerRecord>& l
     const LedgerLine& l = record.line;
     bool mine = l.group == group;
     admitted |= mine && l.kind == LedgerLine::Kind::kAdmit;
+    if (l.kind == LedgerLine::Kind::kRetire && std::count(l.groups.begin(), l.groups.end(), group)) mine = true;
     if (l.kind == LedgerLine::Kind::kLease && std::count(l.groups.begin(), l.groups.end(), group)) {
       mine = true;
       step = l.step.value_or(-1);

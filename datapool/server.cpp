@@ -48,6 +48,8 @@ struct Server::Parts {
     local.job_incarnation = options.job_incarnation;
     local.ledger_path = options.run + kLedgerFile;
     local.alarms = options.alarms;
+    local.retention = options.retention;
+    local.archive_dir = options.run + kArchiveDir;
     ASSIGN_OR_RETURN(pool, LocalDataPool::Open(std::move(local), std::move(store), metrics, env));
     if (options.listen_fd < 0) return Status::Ok();
     service = MakePoolRpcService(*pool);

@@ -13,6 +13,7 @@
 #include "common/status.h"
 #include "datapool/alarms.h"
 #include "datapool/client.h"
+#include "datapool/retention.h"
 #include "datapool/types.h"
 
 namespace temper::datapool {
@@ -27,6 +28,7 @@ struct ServerOptions {
   // aborted(supervisor) and is issued again, and nothing is handed out before the trainer has attached.
   std::string job_incarnation;
   AlarmLimits alarms;
+  RetentionConfig retention;
   int listen_fd = -1;  // listening unix socket, taken over; -1: no gRPC (the pool is used in this process only)
   std::function<void(const std::string&)> on_stop;  // Role.Stop was called
 };

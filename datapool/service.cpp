@@ -17,6 +17,7 @@
 #include "common/file.h"
 #include "common/ids.h"
 #include "common/log.h"
+#include "datapool/archive.h"
 #include "datapool/format.h"
 #include "datapool/pack.h"
 #include "datapool/record.h"
@@ -35,6 +36,8 @@ constexpr double kIdleWaitS = 1;
 constexpr double kTickWaitS = 0.2;       // longest sleep before a deadline is looked at again
 constexpr char kStoreTag[] = "temper-pool-1";
 constexpr size_t kShownPositions = 64;   // of a source, in the metrics
+constexpr double kLookEveryS = 0.25;     // at the space on disk,
+constexpr int64_t kLookEveryBytes = 4 << 20;  // or after so many bytes
 constexpr size_t kFillThreads = 2, kRecordsPerHelper = 16;  // that read a leased batch, beside the caller's
 
 // Words by which the core says why it cut a rollout. A caller's own abort must not look like one in the ledger.
@@ -48,7 +51,8 @@ bool IsCoreReason(const std::string& reason) {
 struct LocalDataPool::Impl {
   Impl(LocalPoolOptions o, std::unique_ptr<Store> s, temper::Metrics& m, Env e)
       : options(std::move(o)), store(std::move(s)), metrics(m), env(e), window(options.config), 
-        balance(Balance(options.config)), statistics(options.config, options.task_counts), alarms(options.alarms), queue(kQueued) {}
+        balance(Balance(options.config)), statistics(options.config, options.task_counts), alarms(options.alarms), gate(options.retention),
+        queue(kQueued) {}
 
   // What one turn of the state thread has to make durable.
   struct Turn {
@@ -70,12 +74,17 @@ struct LocalDataPool::Impl {
   std::optional<Balance> balance;  // of every line written, those of former lives included; none where they are not known
   Statistics statistics;
   Alarms alarms;
+  Retention retention;
+  SpaceGate gate;
+  std::string held;           // why nothing more is handed out for want of space ("store", "disk"); "": it is
+  double looked_s = -1e9;     // when the space was looked at last
+  int64_t bytes_since = 0;    // written since then
   std::set<std::string> raised;  // names of the alarms that are
   int64_t seq = 0;            // of the last ledger line
   int64_t synced_seq = 0;     // lines up to here are on disk for good
   int64_t clock_base_us = 0;  // pool time at clock_origin_s
   double clock_origin_s = 0;
-  bool paused = false;        // the clock then stands at clock_base_us
+  bool paused = false;        // while it is, or something is held, the clock stands at clock_base_us
   std::string job;
   std::string trainer;
   bool trainer_attached = false;  // in this job incarnation
@@ -108,16 +117,18 @@ struct LocalDataPool::Impl {
   // ---- the clock that the core sees: microseconds, so that a printed time parses back to the same double
 
   int64_t NowUs() const {
-    if (paused) return clock_base_us;
+    if (paused || !held.empty()) return clock_base_us;
     return clock_base_us + static_cast<int64_t>(std::max(0.0, env.clock.NowS() - clock_origin_s) * 1e6);
   }
   double Now() const { return std::max(window.now(), static_cast<double>(NowUs()) / 1e6); }
 
-  void SetPaused(bool on) {
+  void SetClock(bool pause, const std::string& hold) {
     clock_base_us = NowUs();
     clock_origin_s = env.clock.NowS();
-    paused = on;
+    paused = pause;
+    held = hold;
   }
+  void SetPaused(bool on) { SetClock(on, held); }
 
   // ---- state as bytes
 
@@ -252,6 +263,7 @@ struct LocalDataPool::Impl {
     }
     ledger = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
     if (!ledger.valid()) return ErrnoStatus(path, errno);
+    RETURN_IF_ERROR(SyncDir(DirName(path)));  // its name must last as long as what it will hold
     if (keep != content.size() && ftruncate(ledger.get(), static_cast<off_t>(keep)) != 0) return ErrnoStatus(path, errno);
     ASSIGN_OR_RETURN(auto lines, store->Ledger());
     Point("pool.recover.cut");
@@ -284,6 +296,7 @@ struct LocalDataPool::Impl {
       RETURN_IF_ERROR(balance->Add(*record).WithContext(fmt::format("{}: seq {}", options.ledger_path, record->seq)));
       statistics.Add(record->line);
       alarms.Add(record->line);
+      retention.Add(record->line);
       Remember(record->line);
       lines.remove_prefix(end + 1);
     }
@@ -312,6 +325,7 @@ struct LocalDataPool::Impl {
       }
       statistics.Add(line);
       alarms.Add(line);
+      retention.Add(line);
       if (line.kind == LedgerLine::Kind::kTombstone && line.reason != "job_end" && line.reason != "zero_signal") {
         metrics.Say(fmt::format("group {} tombstoned: {}", *line.group, line.reason));
       }
@@ -410,6 +424,7 @@ struct LocalDataPool::Impl {
     set("closed", window.closed());
     set("quarantined", quarantined.size());
     set("ledger_seq", seq);
+    set("held", held == "store" ? 1 : held == "disk" ? 2 : 0);
     set("length_bias", statistics.length_bias());
     set("zero_signal_groups", statistics.zero_signal_groups());
     set("complete_groups", statistics.complete_groups());
@@ -464,8 +479,73 @@ struct LocalDataPool::Impl {
     raised = std::move(now);
   }
 
+  // Lines of the pool's own.
+  void Tell(Turn& turn, LedgerLine line) {
+    line.t = Now();
+    StepOutput out;
+    out.ledger.push_back(std::move(line));
+    Keep(turn, out);
+  }
+
+  // Back-pressure before the disk is full: what is played goes on, nothing more is handed out, and deadlines stand still meanwhile.
+  void LookAtSpace(Turn& turn) {
+    const RetentionConfig& limits = options.retention;
+    if (!limits.disk && limits.free <= 0) return;
+    if (env.clock.NowS() - looked_s < kLookEveryS && bytes_since < kLookEveryBytes) return;
+    looked_s = env.clock.NowS();
+    bytes_since = 0;
+    const Result<StoreSpace> space = store->Space();
+    if (!space.ok()) {
+      log::Warn("space not known", {{"error", space.status().ToString()}});
+      return;
+    }
+    metrics["store_bytes"].Set(static_cast<double>(space->used));
+    if (space->free != INT64_MAX) metrics["disk_free_bytes"].Set(static_cast<double>(space->free));
+    gate.Look(*space, static_cast<int64_t>(handed.size()));
+    if (gate.reason() == held || !window.started() || window.closed()) return;
+    const std::string why = gate.reason();
+    SetClock(paused, why);
+    LedgerLine line;
+    line.kind = LedgerLine::Kind::kSpace;
+    line.reason = why.empty() ? "back" : why;
+    Tell(turn, std::move(line));
+    if (why.empty()) metrics.Say("there is space again: rollouts are handed out");
+    else metrics.Say(fmt::format("no space ({}: the store has {} MB, {} MB are free): nothing more is handed out until there is", why, space->used >> 20, space->free >> 20));
+    log::Warn("space", {{"held", why}, {"store_bytes", space->used}, {"free_bytes", space->free}});
+  }
+
+  // With a commit, and in its write: nobody can need these records again.
+  Status Retire(Turn& turn) {
+    if (options.retention.consumed == Consumed::kKeep || !balance) return Status::Ok();
+    std::vector<int64_t> due = retention.Due();
+    if (due.empty()) return Status::Ok();
+    if (options.retention.consumed == Consumed::kArchive) {
+      std::vector<std::pair<AttemptId, std::string>> records;
+      for (int64_t group : due) {
+        ASSIGN_OR_RETURN(auto some, store->Records(group));
+        std::move(some.begin(), some.end(), std::back_inserter(records));
+      }
+      // Those of this very turn are not in the store yet.
+      for (auto& [id, record] : turn.write.records) {
+        if (std::binary_search(due.begin(), due.end(), id.group)) records.emplace_back(id, record);
+      }
+      RETURN_IF_ERROR(WriteArchive(options.archive_dir, window.committed(), records));
+      Point("pool.archive.written");
+    }
+    std::erase_if(turn.write.records, [&](const auto& entry) { return std::binary_search(due.begin(), due.end(), entry.first.group); });
+    LedgerLine line;
+    line.kind = LedgerLine::Kind::kRetire;
+    line.step = window.committed();
+    line.groups = due;
+    line.reason = Name(options.retention.consumed);
+    Tell(turn, std::move(line));
+    turn.write.drop_groups.insert(turn.write.drop_groups.end(), due.begin(), due.end());
+    turn.calls.insert("retire");
+    return Status::Ok();
+  }
+
   double WaitS() const {
-    if (paused) return kIdleWaitS;
+    if (paused || !held.empty()) return kIdleWaitS;
     const std::optional<double> due = window.NextDeadline();
     if (!due) return kIdleWaitS;
     return std::clamp(*due - Now(), 0.001, kTickWaitS);
@@ -487,6 +567,7 @@ struct LocalDataPool::Impl {
         Result<StepOutput> out = Apply(turn, Simple(Event::Kind::kTick));
         TEMPER_CHECK(out.ok()) << out.status().message();
       }
+      LookAtSpace(turn);
       if (turn.changed) {
         Persist(turn);
         std::lock_guard lock(mutex);
@@ -603,9 +684,10 @@ struct LocalDataPool::Impl {
     for (const AttemptId& id : handed) {
       if (window.RunningAttempt(id.group, id.rollout) != id.attempt) cancelled.push_back(id);
     }
-    if (!paused && trainer_attached && !(alarms.pause() && !raised.empty())) {
+    LookAtSpace(turn);
+    if (!paused && held.empty() && trainer_attached && !(alarms.pause() && !raised.empty())) {
       for (const OpenRollout& r : running) {
-        if (static_cast<int64_t>(issues.size()) >= max) break;
+        if (static_cast<int64_t>(issues.size()) >= std::min<int64_t>(max, gate.room())) break;
         if (handed.count(r.id)) continue;
         issues.push_back(r.id);
         taken.reply.issues.push_back(MakeIssue(r));
@@ -614,6 +696,7 @@ struct LocalDataPool::Impl {
     if (!issues.empty() || !cancelled.empty()) {
       for (const AttemptId& id : cancelled) handed.erase(id);
       handed.insert(issues.begin(), issues.end());
+      gate.HandedOut(static_cast<int64_t>(issues.size()));
       ++serial;
       last_issues = std::move(issues);
       last_cancelled = cancelled;
@@ -665,7 +748,11 @@ struct LocalDataPool::Impl {
       if (d.kind == Decision::Kind::kIgnore) counted = false;
     }
     // What was cut while it ran is worth showing too.
-    if (counted || (ours && !f.empty)) turn.write.records.emplace_back(f.id, std::move(f.record));
+    if ((counted || (ours && !f.empty)) && !retention.Retired(f.id.group)) {
+      gate.Saw(static_cast<int64_t>(f.record.size()));
+      bytes_since += static_cast<int64_t>(f.record.size());
+      turn.write.records.emplace_back(f.id, std::move(f.record));
+    }
     if (counted && f.kind == Outcome::kInfraFailure) {
       metrics.Say(fmt::format("infrastructure failure: {} (group {}, rollout {}, attempt {})", e.reason, f.id.group, f.id.rollout, f.id.attempt));
     }
@@ -692,7 +779,10 @@ struct LocalDataPool::Impl {
         }
         RETURN_IF_ERROR(Apply(turn, Simple(Event::Kind::kUpdate, window.version())).status());
       }
-      if (step > window.committed()) RETURN_IF_ERROR(Apply(turn, Simple(Event::Kind::kCommit, step)).status());
+      if (step > window.committed()) {
+        RETURN_IF_ERROR(Apply(turn, Simple(Event::Kind::kCommit, step)).status());
+        if (Status s = Retire(turn); !s.ok()) Broken("archive", s);
+      }
     }
     const bool known = !trainer.empty();
     turn.calls.insert("attach_trainer");
@@ -760,21 +850,21 @@ struct LocalDataPool::Impl {
   Result<bool> DoCommit(Turn& turn, int64_t step) {
     turn.sync = true;
     turn.calls.insert("commit");
-    return Refusable(Apply(turn, Simple(Event::Kind::kCommit, step)), fmt::format("commit of step {}", step));
+    RETURN_IF_ERROR(Refusable(Apply(turn, Simple(Event::Kind::kCommit, step)), fmt::format("commit of step {}", step)).status());
+    if (Status s = Retire(turn); !s.ok()) Broken("archive", s);
+    return true;
   }
 
   // A record that cannot be trusted: said once, in the ledger, and never given out.
   Result<bool> Quarantine(Turn& turn, const AttemptId& id, const std::string& why) {
     if (quarantined.count(id)) return true;
-    StepOutput out;
-    LedgerLine& line = out.ledger.emplace_back();
+    LedgerLine line;
     line.kind = LedgerLine::Kind::kQuarantine;
-    line.t = Now();
     line.group = id.group;
     line.rollout = id.rollout;
     line.attempt = id.attempt;
     line.reason = "record";
-    Keep(turn, out);
+    Tell(turn, std::move(line));
     turn.sync = true;
     log::Error("record quarantined", {{"why", why}});
     metrics.Say(fmt::format("quarantined: {}", why));

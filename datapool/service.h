@@ -30,6 +30,8 @@ struct LocalPoolOptions {
   std::string job_incarnation;
   std::string ledger_path;           // "": no file (the lines stay in the store)
   AlarmLimits alarms;
+  RetentionConfig retention;
+  std::string archive_dir;           // where retired records go under Consumed::kArchive
 };
 
 class LocalDataPool final : public DataPool {

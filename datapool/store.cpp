@@ -4,11 +4,16 @@
 #include <rocksdb/db.h>
 #include <rocksdb/env.h>
 #include <rocksdb/write_batch.h>
+#include <sys/statvfs.h>
 
+#include <atomic>
+#include <cerrno>
 #include <map>
 #include <mutex>
+#include <thread>
 
 #include "common/file.h"
+#include "common/log.h"
 #include "datapool/record.h"
 #include "datapool/rocks_status.h"
 #include "datapool/store_keys.h"
@@ -24,6 +29,7 @@ class MemoryStore final : public Store {
     for (const auto& [id, record] : write.records) records_[id] = record;
     for (const auto& [seq, line] : write.ledger) ledger_[seq] = line;
     ledger_.erase(ledger_.begin(), ledger_.upper_bound(write.drop_ledger_to));
+    for (int64_t group : write.drop_groups) records_.erase(records_.lower_bound({group, 0, 0}), records_.lower_bound({group + 1, 0, 0}));
     return Status::Ok();
   }
   Result<std::optional<std::string>> State() override {
@@ -40,6 +46,16 @@ class MemoryStore final : public Store {
     if (it == records_.end()) return NotFound("no such trajectory");
     return UnpackRecord(id, it->second);
   }
+  Result<std::vector<std::pair<AttemptId, std::string>>> Records(int64_t group) override {
+    std::lock_guard lock(mutex_);
+    return std::vector<std::pair<AttemptId, std::string>>(records_.lower_bound({group, 0, 0}), records_.lower_bound({group + 1, 0, 0}));
+  }
+  Result<StoreSpace> Space() override {
+    std::lock_guard lock(mutex_);
+    StoreSpace space;
+    for (const auto& [id, record] : records_) space.used += static_cast<int64_t>(record.size());
+    return space;
+  }
 
  private:
   std::mutex mutex_;
@@ -52,7 +68,10 @@ class RocksStore final : public Store {
   static constexpr size_t kRoom = 64;  // of a key and its lengths in a batch
 
  public:
-  explicit RocksStore(std::unique_ptr<rocksdb::DB> db) : db_(std::move(db)) {}
+  RocksStore(std::unique_ptr<rocksdb::DB> db, std::string path) : db_(std::move(db)), path_(std::move(path)) {}
+  ~RocksStore() override {
+    if (reclaiming_.joinable()) reclaiming_.join();
+  }
 
   Status Write(const StoreWrite& write, bool sync) override {
     size_t bytes = write.state.size() + kRoom;
@@ -67,10 +86,17 @@ class RocksStore final : public Store {
     for (const auto& [id, record] : write.records) put(TrajectoryKey(id), record);
     for (const auto& [seq, line] : write.ledger) put(LedgerKey(seq), line);
     if (write.drop_ledger_to > dropped_ && s.ok()) s = batch.DeleteRange(LedgerKey(dropped_ + 1), LedgerKey(write.drop_ledger_to + 1));
+    for (size_t i = 0; i < write.drop_groups.size() && s.ok();) {
+      size_t end = i + 1;
+      while (end < write.drop_groups.size() && write.drop_groups[end] == write.drop_groups[end - 1] + 1) ++end;
+      s = batch.DeleteRange(TrajectoryKey({write.drop_groups[i], 0, 0}), TrajectoryKey({write.drop_groups[end - 1] + 1, 0, 0}));
+      i = end;
+    }
     rocksdb::WriteOptions options;
     options.sync = sync;
     if (s.ok()) s = db_->Write(options, &batch);
     if (s.ok()) dropped_ = std::max(dropped_, write.drop_ledger_to);
+    if (s.ok() && !write.drop_groups.empty()) Reclaim();
     return FromRocks(s, "pool store");
   }
 
@@ -100,8 +126,54 @@ class RocksStore final : public Store {
     return UnpackRecord(id, value);
   }
 
+  Result<std::vector<std::pair<AttemptId, std::string>>> Records(int64_t group) override {
+    std::vector<std::pair<AttemptId, std::string>> out;
+    std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator({}));
+    for (it->Seek(TrajectoryKey({group, 0, 0})); it->Valid(); it->Next()) {
+      const std::optional<AttemptId> id = ParseTrajectoryKey({it->key().data(), it->key().size()});
+      if (!id || id->group != group) break;
+      out.emplace_back(*id, it->value().ToString());
+    }
+    RETURN_IF_ERROR(FromRocks(it->status(), "pool store"));
+    return out;
+  }
+
+  Result<StoreSpace> Space() override {
+    StoreSpace space;
+    ASSIGN_OR_RETURN(const std::vector<std::string> names, ListDir(path_));
+    for (const std::string& name : names) {
+      // One that has gone meanwhile takes no space.
+      if (Result<int64_t> size = FileSize(path_ + "/" + name); size.ok()) space.used += *size;
+    }
+    struct statvfs disk {};
+    if (statvfs(path_.c_str(), &disk) != 0) return ErrnoStatus(path_, errno);
+    space.free = static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize);
+    return space;
+  }
+
  private:
+  // Merges away the keys that were dropped, so that the files of their records go. One at a time, beside the writes; what is dropped
+  // while it runs waits for the next drop.
+  void Reclaim() {
+    if (reclaim_runs_.exchange(true)) return;
+    if (reclaiming_.joinable()) reclaiming_.join();
+    reclaiming_ = std::thread([this] {
+      rocksdb::CompactRangeOptions options;
+      options.exclusive_manual_compaction = false;
+      options.bottommost_level_compaction = rocksdb::BottommostLevelCompaction::kForceOptimized;
+      const std::string begin = TrajectoryKey({0, 0, 0}), end = TrajectoryKey({INT64_MAX, 0, 0});
+      const rocksdb::Slice from(begin), to(end);
+      if (const rocksdb::Status s = db_->CompactRange(options, &from, &to); !s.ok()) {
+        log::Warn("dropped records keep their space for now", {{"error", s.ToString()}});
+      }
+      reclaim_runs_ = false;
+    });
+  }
+
   std::unique_ptr<rocksdb::DB> db_;
+  const std::string path_;
+  std::atomic<bool> reclaim_runs_{false};
+  std::thread reclaiming_;
   int64_t dropped_ = 0;
 };
 
@@ -118,6 +190,7 @@ std::unique_ptr<Store> MakeMemoryStore() { return std::make_unique<MemoryStore>(
 Result<std::unique_ptr<Store>> OpenRocksStore(const std::string& path) {
   KeepFreedMemory();
   RETURN_IF_ERROR(MakeDirs(path));
+  RETURN_IF_ERROR(SyncDir(DirName(path)));  // RocksDB syncs what it holds, not its own name
   rocksdb::Options options;
   options.create_if_missing = true;
   // The trainer and the worker share the cores: one thread for compaction, one for flushes.
@@ -145,7 +218,7 @@ Result<std::unique_ptr<Store>> OpenRocksStore(const std::string& path) {
   rocksdb::DB* db = nullptr;
   rocksdb::Status s = rocksdb::DB::Open(options, path, &db);
   if (!s.ok()) return FromRocks(s, path);
-  return std::unique_ptr<Store>(new RocksStore(std::unique_ptr<rocksdb::DB>(db)));
+  return std::unique_ptr<Store>(new RocksStore(std::unique_ptr<rocksdb::DB>(db), path));
 }
 
 }  // namespace temper::datapool

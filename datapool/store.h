@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/status.h"
+#include "datapool/retention.h"
 #include "datapool/types.h"
 
 namespace temper::datapool {
@@ -21,6 +22,7 @@ struct StoreWrite {
   std::vector<std::pair<AttemptId, std::string>> records;  // trajectories in their stored form (PackRecord)
   std::vector<std::pair<int64_t, std::string>> ledger;  // by seq, ascending
   int64_t drop_ledger_to = 0;  // lines up to this seq are in the file for good
+  std::vector<int64_t> drop_groups;  // ascending: their records go. The space is given back some time later
 };
 
 class Store {
@@ -33,6 +35,9 @@ class Store {
   virtual Result<std::vector<std::pair<int64_t, std::string>>> Ledger() = 0;
   // kNotFound: none. kDataLoss: what is stored does not verify.
   virtual Result<std::string> Trajectory(const AttemptId& id) = 0;
+  // All of a group, in their stored form, ascending.
+  virtual Result<std::vector<std::pair<AttemptId, std::string>>> Records(int64_t group) = 0;
+  virtual Result<StoreSpace> Space() = 0;
 };
 
 // Forgets everything at its end.

@@ -7,6 +7,8 @@
 
 #include "common/file.h"
 #include "common/strings.h"
+#include "datapool/archive.h"
+#include "datapool/format.h"
 #include "datapool/record.h"
 #include "datapool/rocks_status.h"
 #include "datapool/store_keys.h"
@@ -16,7 +18,8 @@ namespace {
 
 class RocksReader final : public StoreReader {
  public:
-  RocksReader(std::unique_ptr<rocksdb::DB> db, std::string scratch) : db_(std::move(db)), scratch_(std::move(scratch)) {}
+  RocksReader(std::unique_ptr<rocksdb::DB> db, std::string scratch, std::string archive)
+      : db_(std::move(db)), scratch_(std::move(scratch)), archive_(std::move(archive)) {}
   ~RocksReader() override {
     db_.reset();
     (void)RemoveAll(scratch_);
@@ -31,6 +34,14 @@ class RocksReader final : public StoreReader {
       return true;
     }));
     if (!found) {
+      // What has left the store may lie in the archive, which grows with each commit.
+      ASSIGN_OR_RETURN(const Archive archive, Archive::Open(archive_));
+      std::optional<AttemptId> last;
+      for (auto it = archive.records().lower_bound({group, rollout, 0}); it != archive.records().end(); ++it) {
+        if (it->first.group != group || it->first.rollout != rollout) break;
+        if (!attempt || *attempt == it->first.attempt) last = it->first;
+      }
+      if (last) return archive.Read(*last);
       std::string name = std::to_string(group) + "." + std::to_string(rollout);
       if (attempt) name += "." + std::to_string(*attempt);
       return NotFound("no trajectory of " + name + " is stored");
@@ -46,6 +57,13 @@ class RocksReader final : public StoreReader {
       out.push_back(id);
       return true;
     }));
+    ASSIGN_OR_RETURN(const Archive archive, Archive::Open(archive_));
+    for (const auto& [id, place] : archive.records()) {
+      if (!group || id.group == *group) out.push_back(id);
+    }
+    // A record that is on its way from the one to the other is in both.
+    std::sort(out.begin(), out.end());
+    out.erase(std::unique(out.begin(), out.end()), out.end());
     return out;
   }
 
@@ -63,7 +81,7 @@ class RocksReader final : public StoreReader {
   }
 
   std::unique_ptr<rocksdb::DB> db_;
-  const std::string scratch_;
+  const std::string scratch_, archive_;
 };
 
 }  // namespace
@@ -87,7 +105,7 @@ Result<std::unique_ptr<StoreReader>> StoreReader::Open(const std::string& run) {
     (void)RemoveAll(scratch);
     return FromRocks(s, path);
   }
-  return std::unique_ptr<StoreReader>(new RocksReader(std::unique_ptr<rocksdb::DB>(db), scratch));
+  return std::unique_ptr<StoreReader>(new RocksReader(std::unique_ptr<rocksdb::DB>(db), scratch, run + kArchiveDir));
 }
 
 Result<AttemptId> ParseAttemptId(const std::string& text) {

@@ -66,8 +66,8 @@ class Replay {
   explicit Replay(const PoolConfig& config) : window_(config) {}
 
   Status Add(const LedgerLine& line) {
-    // Decided by the store, between two events.
-    if (line.kind == LedgerLine::Kind::kQuarantine) return Status::Ok();
+    // The pool's own, between two events.
+    if (line.kind == LedgerLine::Kind::kQuarantine || line.kind == LedgerLine::Kind::kRetire || line.kind == LedgerLine::Kind::kSpace) return Status::Ok();
     if (!window_.started()) Expect(window_.Start(line.t));
     if (expected_.empty()) {
       ASSIGN_OR_RETURN(Event cause, CauseOf(line, window_));
@@ -169,7 +169,17 @@ Status Balance::Line(const LedgerLine& l) {
 
     case LedgerLine::Kind::kAsk:
     case LedgerLine::Kind::kQuarantine:
+    case LedgerLine::Kind::kSpace:
     case LedgerLine::Kind::kRecover: return Status::Ok();
+
+    case LedgerLine::Kind::kRetire:
+      for (int64_t member : l.groups) {
+        const auto trained = consumed_.find(member);
+        if (!dead_.count(member) && (trained == consumed_.end() || trained->second > committed_)) {
+          return Wrong(fmt::format("group {} is retired, but no committed step has trained it and it is not buried", member));
+        }
+      }
+      return Status::Ok();
 
     case LedgerLine::Kind::kLease: {
       if (!l.step) return Wrong("step is missing");

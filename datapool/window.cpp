@@ -1026,7 +1026,7 @@ const char* Name(Decision::Kind kind) {
 
 const char* Name(LedgerLine::Kind kind) {
   static constexpr const char* kNames[] = {"admit", "issue", "outcome", "ask", "lease", "consume", "commit", "rollback", "tombstone", "recover",
-                                           "quarantine"};
+                                           "quarantine", "retire", "space"};
   return kNames[static_cast<int>(kind)];
 }
 

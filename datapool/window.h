@@ -55,7 +55,10 @@ inline constexpr double kEqualRewards = 1e-9;
 struct LedgerLine {
   enum class Kind {
     kAdmit, kIssue, kOutcome, kAsk, kLease, kConsume, kCommit, kRollback, kTombstone, kRecover,
-    kQuarantine,  // the pool's own: a stored record does not verify; no decision of the machine
+    // The pool's own, no decisions of the machine:
+    kQuarantine,  // a stored record does not verify
+    kRetire,      // records of groups that are over for good have left the store; reason: archive | drop
+    kSpace,       // reason store | disk: nothing more is handed out for want of space; back: there is space again
   };
   Kind kind = Kind::kAdmit;
   double t = 0;
@@ -63,7 +66,7 @@ struct LedgerLine {
   std::optional<int32_t> rollout, attempt;
   std::optional<double> reward;
   std::string source, outcome, reason, who;
-  std::vector<int64_t> groups;  // lease
+  std::vector<int64_t> groups;  // lease, retire
   friend bool operator==(const LedgerLine&, const LedgerLine&) = default;
 };
 

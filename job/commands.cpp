@@ -430,7 +430,8 @@ int Plot(int argc, char** argv) {
 
 constexpr char kExportUsage[] =
     "usage: temper pool export RUN\n"
-    "Every rollout that was trained, one JSON object a line and a logical sequence: ids, mask, logprobs, versions, advantages.\n"
+    "Every rollout that was trained, one JSON object a line and a logical sequence: ids, mask, logprobs, versions, advantages. Steps whose\n"
+    "records were dropped (pool.retention) have no rows; standard error names them.\n"
     "Exit code 0 whole, 1 the run's records cannot be read, or its advantages are not a function of them.\n";
 
 int PoolExport(int argc, char** argv) {
@@ -439,10 +440,13 @@ int PoolExport(int argc, char** argv) {
     std::fputs(kExportUsage, help ? stdout : stderr);
     return help ? 0 : 2;
   }
-  const Status s = ExportRows(argv[1], [](const std::string& row) {
-    std::fwrite(row.data(), 1, row.size(), stdout);
-    std::fputc('\n', stdout);
-  });
+  const Status s = ExportRows(
+      argv[1],
+      [](const std::string& row) {
+        std::fwrite(row.data(), 1, row.size(), stdout);
+        std::fputc('\n', stdout);
+      },
+      [](const std::string& dropped) { std::fprintf(stderr, "temper pool export: %s\n", dropped.c_str()); });
   return s.ok() ? 0 : Complain("pool export", s.message(), 1);
 }
 

@@ -35,6 +35,7 @@ struct TrainedGroup {
 struct Trained {
   std::map<int64_t, TrainedGroup> groups;
   std::map<int64_t, std::set<int64_t>> steps;
+  std::set<int64_t> dropped;
 };
 
 Trained ReadTrained(const std::vector<datapool::LedgerRecord>& ledger) {
@@ -48,6 +49,9 @@ Trained ReadTrained(const std::vector<datapool::LedgerRecord>& ledger) {
         if (l.reward && l.outcome != "aborted") out.groups[*l.group].attempts[*l.rollout] = *l.attempt;
         break;
       case Kind::kQuarantine: out.groups[*l.group].attempts.erase(*l.rollout); break;
+      case Kind::kRetire:
+        if (l.reason == "drop") out.dropped.insert(l.groups.begin(), l.groups.end());
+        break;
       case Kind::kConsume: out.steps[*l.step].insert(*l.group); break;
       case Kind::kRollback: out.steps.erase(out.steps.upper_bound(*l.step), out.steps.end()); break;
       default: break;
@@ -136,7 +140,7 @@ std::vector<std::string> RowsOf(const trainer::Rollout& rollout, const std::stri
   return rows;
 }
 
-Status ExportRows(const std::string& run, const std::function<void(const std::string&)>& row) {
+Status ExportRows(const std::string& run, const std::function<void(const std::string&)>& row, const std::function<void(const std::string&)>& dropped) {
   ASSIGN_OR_RETURN(Config config, Config::Load(run + "/job.yaml"));
   ASSIGN_OR_RETURN(const Job job, ReadJob(config));
   const trainer::Algorithm& algorithm = job.algorithm.algorithm;
@@ -148,6 +152,11 @@ Status ExportRows(const std::string& run, const std::function<void(const std::st
   const Trained trained = ReadTrained(ledger);
   ASSIGN_OR_RETURN(const std::unique_ptr<datapool::StoreReader> reader, datapool::StoreReader::Open(run));
   for (const auto& [step, numbers] : trained.steps) {
+    // A step's groups are dropped together, with the commit that holds it; advantages are of whole steps.
+    if (trained.dropped.count(*numbers.begin())) {
+      dropped(fmt::format("step {}: the records of its {} groups were dropped (pool.retention)", step, numbers.size()));
+      continue;
+    }
     std::vector<trainer::Group> groups;
     for (int64_t number : numbers) {
       const TrainedGroup& facts = trained.groups.at(number);

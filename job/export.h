@@ -17,6 +17,7 @@ std::vector<std::string> RowsOf(const trainer::Rollout& rollout, const std::stri
 // group, rollout and path; docs/pool.md has the fields. Each trainable token has mask 1 in exactly one row, the first that holds it.
 // Advantages are those of the job's algorithm over the step's groups. kUnimplemented: they depend on models beside the policy, or on
 // log-probabilities that only the trainer had.
-Status ExportRows(const std::string& run, const std::function<void(const std::string&)>& row);
+// Groups whose records were dropped have no rows: `dropped` gets each step's, as text.
+Status ExportRows(const std::string& run, const std::function<void(const std::string&)>& row, const std::function<void(const std::string&)>& dropped);
 
 }  // namespace temper::job

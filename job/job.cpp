@@ -253,6 +253,17 @@ void ReadPool(ConfigBlock root, Job* job) {
   job->alarms.pause = alarms.Choice("action", "say", {"say", "pause"}) == "pause";
   alarms.Finish();
 
+  ConfigBlock retention = block.Block("retention");
+  static const std::vector<std::string> kConsumed = {"keep", "archive", "drop"};
+  const std::string consumed = retention.Choice("consumed", "keep", kConsumed);
+  job->retention.consumed = static_cast<datapool::Consumed>(std::find(kConsumed.begin(), kConsumed.end(), consumed) - kConsumed.begin());
+  job->retention.disk = retention.SizeOrAuto("disk", {.min = 256.0 * (1 << 20)});
+  if (job->retention.disk && consumed == "keep") {
+    retention.Fail("disk", "with consumed: keep nothing ever leaves the store, and the job would stand still at the bound; archive or drop");
+  }
+  job->retention.free = retention.Size("free", int64_t{256} << 20, {.min = 0});
+  retention.Finish();
+
   ConfigBlock window = block.Block("window");
   static const std::vector<std::string> kPolicies = {"anchored", "strict", "greedy", "areal"};
   const std::string policy = window.Choice("policy", "anchored", kPolicies);

@@ -11,6 +11,7 @@
 #include "common/config.h"
 #include "common/status.h"
 #include "datapool/alarms.h"
+#include "datapool/retention.h"
 #include "datapool/types.h"
 #include "sandbox/janitor.h"
 #include "sandbox/types.h"
@@ -77,6 +78,7 @@ struct Job {
   temper::trainer::ParsedAlgorithm algorithm;
   datapool::PoolConfig pool;
   datapool::AlarmLimits alarms;
+  datapool::RetentionConfig retention;
 
   struct Optimizer {
     double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;

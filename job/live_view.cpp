@@ -113,6 +113,10 @@ std::vector<std::string> RenderPanel(const ViewState& view, size_t width) {
                     Value(view.pool, "running")));
     add(fmt::format("window    W = {}{}", view.window ? std::to_string(*view.window) : "none", Positions(view)));
     if (const std::string why = WhyItWaits(view); !why.empty()) add("          " + why);
+    if (const double held = Value(view.pool, "held"); held != 0) {
+      add(held == 1 ? fmt::format("          held: the store is at its bound ({:.0f} MB); no new rollouts until groups are trained and committed", Value(view.pool, "store_bytes") / 1e6)
+                    : fmt::format("          held: only {:.0f} MB are free on the disk; no new rollouts until there is space", Value(view.pool, "disk_free_bytes") / 1e6));
+    }
   }
   add("failures  " + Failures(view));
   const bool judging = !view.ended && view.eval_tasks > view.eval_done;

@@ -114,6 +114,11 @@ std::string PrintPlan(const Job& job, const Plan& plan) {
   line("pool", fmt::format("B = {} slots, window W = {}, staleness S = {}, never above {}", plan.slots,
                            plan.window ? std::to_string(*plan.window) : "none", job.pool.S,
                            plan.bound ? fmt::format("{} updates", *plan.bound) : "(no bound with areal)"));
+  const datapool::RetentionConfig& keep = job.retention;
+  static constexpr const char* kFate[] = {"kept", "archived in the run folder", "dropped"};
+  line("disk", fmt::format("records of groups that are over: {}{}; {}", kFate[static_cast<int>(keep.consumed)],
+                           keep.disk ? fmt::format("; the pool's store takes at most {}", FormatSize(*keep.disk)) : "",
+                           keep.free > 0 ? fmt::format("no new rollouts while less than {} are free", FormatSize(keep.free)) : "until the disk is full"));
   line("weights", fmt::format("{} a version through shared memory, served whole by {} worker{} before an update counts", FormatSize(plan.weight_bytes),
                               job.rollout.workers, job.rollout.workers == 1 ? "" : "s"));
   line("agents", fmt::format("{} ({}{}), {} at once, {} s each", job.scaffold.name, job.scaffold.kind,

@@ -52,6 +52,16 @@ Status CheckResume(const std::string& run_dir, const Job& job, const std::string
     // Fewer steps may be no job at all (a longer warm-up), which is said below.
     if (ReadJob(changed).ok()) same = changed.ResolvedYaml();
   }
+  // How long records stay may change while a run goes on: it decides nothing else.
+  if (job.retention != stored.retention) {
+    ASSIGN_OR_RETURN(Config changed, Config::Parse(same, "job.yaml"));
+    const datapool::RetentionConfig& keep = job.retention;
+    RETURN_IF_ERROR(changed.Set(fmt::format("pool.retention.consumed={}", datapool::Name(keep.consumed))));
+    RETURN_IF_ERROR(changed.Set("pool.retention.disk=" + (keep.disk ? std::to_string(*keep.disk) : std::string("auto"))));
+    RETURN_IF_ERROR(changed.Set(fmt::format("pool.retention.free={}", keep.free)));
+    RETURN_IF_ERROR(ReadJob(changed).status());
+    same = changed.ResolvedYaml();
+  }
   // Another job first: what it says of its steps means nothing here.
   if (const std::string difference = FirstDifference(same, resolved); !difference.empty() && difference.rfind("trainer.steps:", 0) != 0) {
     return InvalidArgument("a resumed job must be the same: " + difference);

@@ -161,6 +161,7 @@ Result<int> ServePool(RoleContext& context) {
   ASSIGN_OR_RETURN(const std::unique_ptr<agents::TaskSource> tasks, MakeTasks(context.job, context.job.tasks.train));
   options.task_counts = {tasks->size()};
   options.alarms = context.job.alarms;
+  options.retention = context.job.retention;
   options.job_incarnation = std::to_string(context.state.incarnation);
   ASSIGN_OR_RETURN(options.listen_fd, context.TakeFd("control"));
   options.on_stop = context.OnStop();

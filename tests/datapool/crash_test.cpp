@@ -10,8 +10,10 @@
 
 #include <cstdlib>
 #include <map>
+#include <set>
 
 #include "common/strings.h"
+#include "datapool/archive.h"
 #include "datapool/store.h"
 #include "datapool/store_reader.h"
 #include "datapool/verify.h"
@@ -37,6 +39,7 @@ TEST(PoolDurability, DISABLED_Process) {
   job.run = std::getenv("TEMPER_TEST_RUN");
   job.name = std::to_string(getpid());
   if (const char* bytes = std::getenv("TEMPER_TEST_BYTES")) job.record_bytes = std::strtoull(bytes, nullptr, 10);
+  if (const char* fate = std::getenv("TEMPER_TEST_CONSUMED")) job.retention.consumed = fate[0] == 'a' ? Consumed::kArchive : Consumed::kDrop;
   const Status played = PlayHere(job);
   if (!played.ok()) std::fprintf(stderr, "played: %s\n", played.ToString().c_str());
   _exit(played.ok() ? 0 : 3);
@@ -143,29 +146,107 @@ TEST(PoolDurability, KilledAtEveryPointTheBatchesAreThoseOfAnUninterruptedRun) {
   std::printf("measured: %zu points, %d deaths\n", points.size(), deaths);
 }
 
+// Of each group that was retired the store has nothing, and the archive, where there is one, all that was valid.
+void ExpectRetired(const std::string& run, const std::string& fate, const std::string& what) {
+  std::set<int64_t> retired;
+  const std::vector<std::string> lines = Split(*ReadFile(run + "/ledger.jsonl"), '\n');
+  for (const std::string& line : lines) {
+    if (line.empty()) continue;
+    const Result<LedgerRecord> record = ParseLedger(line);
+    ASSERT_TRUE(record.ok());
+    if (record->line.kind != LedgerLine::Kind::kRetire) continue;
+    for (int64_t group : record->line.groups) EXPECT_TRUE(retired.insert(group).second) << what << ": group " << group << " left twice";
+  }
+  EXPECT_GE(retired.size(), static_cast<size_t>(kScriptedSteps) * 2) << what;
+  const Result<Archive> archive = Archive::Open(run + "/archive");
+  ASSERT_TRUE(archive.ok()) << archive.status().message();
+  Result<std::unique_ptr<Store>> store = OpenRocksStore(run + "/pool");
+  ASSERT_TRUE(store.ok());
+  for (int64_t group : retired) {
+    EXPECT_TRUE((*store)->Records(group)->empty()) << what << ": group " << group;
+    int found = 0;
+    for (const auto& [id, place] : archive->records()) {
+      if (id.group != group) continue;
+      EXPECT_EQ(*archive->Read(id), ScriptedRecord(id, 20'000));
+      ++found;
+    }
+    const int wanted = fate == "archive" && group % 7 != 3 ? 2 : found;
+    EXPECT_EQ(found, wanted) << what << ": group " << group;
+  }
+}
+
+// What could go wrong: killed around a commit that lets records go, some are lost that are needed, or some that are archived, or the
+// store and the ledger disagree on what has left.
+TEST(PoolDurability, KilledWhileRecordsLeaveNothingIsLost) {
+  int deaths = 0;
+  for (const std::string fate : {"archive", "drop"}) {
+    setenv("TEMPER_TEST_CONSUMED", fate.c_str(), 1);
+    for (const char* point : {"pool.archive.written", "pool.retire.applied", "pool.retire.durable", "pool.commit.applied", "pool.before_write", "pool.after_write", "trainer.checkpoint_written"}) {
+      if (fate == "drop" && std::string(point) == "pool.archive.written") continue;
+      const std::string run = NewRun();
+      bool done = false;
+      int here = 0;
+      for (int at = 1; !done; at += std::string(point).find("write") == std::string::npos ? 1 : 7) {
+        const int status = RunProcess(run, fmt::format("{}=exit@{}", point, at));
+        done = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+        ASSERT_TRUE(done || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)) << point << "@" << at << ": status " << status;
+        here += !done;
+        ASSERT_LT(at, 1000) << point;
+      }
+      EXPECT_GT(here, 0) << point << " was never hit";
+      deaths += here;
+      ExpectWhole(run, fate + " " + point);
+      ExpectRetired(run, fate, point);
+      EXPECT_TRUE(RemoveAll(run).ok());
+      if (HasFailure()) return;
+    }
+  }
+  unsetenv("TEMPER_TEST_CONSUMED");
+  EXPECT_GT(deaths, 15);
+  std::printf("measured: %d deaths\n", deaths);
+}
+
 // ---- power cuts
 
-// Every sync of a player process, as lines "PATH\tSIZE" in the file that TEMPER_TEST_SYNCS names; renames as "FROM\t>\tTO".
+// Every sync of a player process, as lines "PATH\tSIZE" in the file that TEMPER_TEST_SYNCS names; renames as "FROM\t>\tTO"; syncs of
+// folders as "PATH\t/\t\tNAME\tNAME…", what they hold then.
 struct Syncs {
   std::map<std::string, int64_t> bytes;
+  std::map<std::string, std::set<std::string>> names;
   explicit Syncs(const std::string& journal) {
     Result<std::string> text = ReadFile(journal);
     if (!text.ok()) return;
     for (const std::string& line : Split(*text, '\n')) {
       const std::vector<std::string> words = Split(line, '\t');
+      if (words.size() > 3 && words[1] == "/") {
+        names[words[0]] = {words.begin() + 3, words.end()};
+        continue;
+      }
       if (words.size() == 2) bytes[words[0]] = std::atoll(words[1].c_str());
       if (words.size() == 3) bytes[words[2]] = std::exchange(bytes[words[0]], 0);
     }
   }
 };
 
-// The machine dies: of each file of the pool everything after its last sync goes, or everything from some byte after it. Returns the
-// bytes lost.
-int64_t PowerCut(const std::string& run, const std::string& journal, Rng& rng) {
+// The machine dies: of each file of the pool everything after its last sync goes, or everything from some byte after it; and of those whose
+// folder was not synced since they were made, some are gone whole. Returns the bytes lost; `forgotten` counts the names.
+int64_t PowerCut(const std::string& run, const std::string& journal, Rng& rng, int* forgotten) {
   Syncs synced(journal);
+  int64_t gone = 0;
+  for (const std::string& folder : {run + "/pool", run}) {
+    const std::vector<std::string> held = *ListDir(folder);
+    for (const std::string& name : held) {
+      if (synced.names[folder].count(name) || name == "LOCK" || name.rfind("LOG", 0) == 0 || rng.Chance(0.5)) continue;
+      const std::string path = folder + "/" + name;
+      ++*forgotten;
+      if (!IsDirectory(path)) gone += *FileSize(path);
+      EXPECT_TRUE(RemoveAll(path).ok()) << path;
+      if (path == run + "/pool") return gone;
+    }
+  }
   std::vector<std::string> files = {run + "/ledger.jsonl"};
   for (const std::string& name : StoreFiles(run)) files.push_back(run + "/pool/" + name);
-  int64_t lost = 0;
+  int64_t lost = gone;
   for (const std::string& path : files) {
     Result<int64_t> size = FileSize(path);
     const int64_t safe = synced.bytes[path];
@@ -181,10 +262,11 @@ int64_t PowerCut(const std::string& run, const std::string& journal, Rng& rng) {
 // was not synced is gone. The job must come to the batches of an uninterrupted one all the same, and its ledger must balance.
 TEST(PoolDurability, APowerCutLosesNothingThatWasPromised) {
   int64_t lost = 0;
-  int cuts = 0;
+  int cuts = 0, forgotten = 0;
   for (uint64_t seed = 0; seed < 40; ++seed) {
     const std::string run = NewRun(), journal = run + ".syncs";
     setenv("TEMPER_TEST_SYNCS", journal.c_str(), 1);
+    if (seed % 2) setenv("TEMPER_TEST_CONSUMED", "archive", 1);
     Rng rng(seed);
     bool done = false;
     for (int life = 0; !done; ++life) {
@@ -195,11 +277,13 @@ TEST(PoolDurability, APowerCutLosesNothingThatWasPromised) {
       done = WIFEXITED(status) && WEXITSTATUS(status) == 0;
       ASSERT_TRUE(done || WIFSIGNALED(status)) << "seed " << seed << " life " << life << ": status " << status << "\n" << *ReadFile(run + ".log");
       if (done) break;
-      lost += PowerCut(run, journal, rng);
+      lost += PowerCut(run, journal, rng, &forgotten);
       ++cuts;
     }
     ExpectWhole(run, fmt::format("seed {}", seed));
     unsetenv("TEMPER_TEST_SYNCS");
+    unsetenv("TEMPER_TEST_CONSUMED");
+    if (seed % 2) ExpectRetired(run, "archive", fmt::format("seed {}", seed));
     EXPECT_TRUE(RemoveAll(run).ok());
     EXPECT_TRUE(RemoveAll(journal).ok());
     EXPECT_TRUE(RemoveAll(run + ".log").ok());
@@ -207,7 +291,8 @@ TEST(PoolDurability, APowerCutLosesNothingThatWasPromised) {
   }
   EXPECT_GT(cuts, 80);
   EXPECT_GT(lost, 1'000'000) << "nothing was at stake";
-  std::printf("measured: %d power cuts, %lld unsynced bytes lost\n", cuts, static_cast<long long>(lost));
+  EXPECT_GT(forgotten, 10);
+  std::printf("measured: %d power cuts, %lld unsynced bytes and %d unsynced names lost\n", cuts, static_cast<long long>(lost), forgotten);
 }
 
 // ---- damaged files
@@ -350,6 +435,14 @@ int NotedSync(int fd, long call) {
   const int result = static_cast<int>(syscall(call, fd));
   if (result == 0 && n > 0 && fstat(fd, &file) == 0 && S_ISREG(file.st_mode)) {
     NoteSync(fmt::format("{}\t{}", std::string_view(path, static_cast<size_t>(n)), static_cast<int64_t>(file.st_size)));
+  }
+  if (result == 0 && n > 0 && S_ISDIR(file.st_mode)) {
+    std::string line = fmt::format("{}\t/\t", std::string_view(path, static_cast<size_t>(n)));
+    const Result<std::vector<std::string>> names = ListDir(std::string(path, static_cast<size_t>(n)));
+    if (names.ok()) {
+      for (const std::string& name : *names) line += "\t" + name;
+    }
+    NoteSync(line);
   }
   return result;
 }

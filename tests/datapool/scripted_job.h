@@ -18,6 +18,7 @@ struct ScriptedJob {
   std::string run;
   std::string name;              // of this life
   size_t record_bytes = 20'000;  // of each rollout
+  RetentionConfig retention;
   Env env = Env::System();  // its faults too
 };
 
@@ -55,6 +56,8 @@ inline Status PlayScript(const ScriptedJob& job, std::unique_ptr<Store> store) {
   options.config = Config(kScriptedPool);
   options.job_incarnation = "job";
   options.ledger_path = job.run + "/ledger.jsonl";
+  options.retention = job.retention;
+  options.archive_dir = job.run + "/archive";
   ASSIGN_OR_RETURN(std::unique_ptr<LocalDataPool> pool, LocalDataPool::Open(options, std::move(store), metrics, job.env));
   const std::string checkpoint = job.run + "/checkpoint";
   int64_t step = 0;

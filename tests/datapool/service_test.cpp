@@ -121,6 +121,8 @@ TEST(ServiceDeathTest, AWriteThatFailsEndsThePool) {
     Result<std::optional<std::string>> State() override { return std::optional<std::string>(); }
     Result<std::vector<std::pair<int64_t, std::string>>> Ledger() override { return std::vector<std::pair<int64_t, std::string>>(); }
     Result<std::string> Trajectory(const AttemptId&) override { return NotFound("none"); }
+    Result<std::vector<std::pair<AttemptId, std::string>>> Records(int64_t) override { return NotFound("none"); }
+    Result<StoreSpace> Space() override { return StoreSpace(); }
     int64_t* writes;
   };
   GTEST_FLAG_SET(death_test_style, "threadsafe");
@@ -151,6 +153,8 @@ TEST(Service, ARecordThatDoesNotVerifyIsQuarantined) {
       if (id == AttemptId{1, 1, 1}) return DataLoss("record 1.1.1 does not verify: checksum");
       return store->Trajectory(id);
     }
+    Result<std::vector<std::pair<AttemptId, std::string>>> Records(int64_t group) override { return store->Records(group); }
+    Result<StoreSpace> Space() override { return store->Space(); }
     std::unique_ptr<Store> store = MakeMemoryStore();
   };
   std::string path = testing::TempDir() + "/ledger-XXXXXX";
@@ -216,6 +220,8 @@ TEST(Service, ALedgerThatDoesNotBalanceIsRefused) {
       Result<std::optional<std::string>> State() override { return store.State(); }
       Result<std::vector<std::pair<int64_t, std::string>>> Ledger() override { return store.Ledger(); }
       Result<std::string> Trajectory(const AttemptId& id) override { return store.Trajectory(id); }
+      Result<std::vector<std::pair<AttemptId, std::string>>> Records(int64_t group) override { return store.Records(group); }
+      Result<StoreSpace> Space() override { return store.Space(); }
       Store& store;
     };
     return LocalDataPool::Open(options, std::make_unique<Borrowed>(*store), metrics, Env::System());

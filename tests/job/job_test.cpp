@@ -100,7 +100,8 @@ TEST(Job, MistakesAreRefused) {
   EXPECT_EQ(ErrorOf({"algorithm.loss.clip_lwo=1"}).rfind("--set algorithm.loss.clip_lwo=1: algorithm.loss", 0), 0u)
       << ErrorOf({"algorithm.loss.clip_lwo=1"});
   for (const std::string& set : std::vector<std::string>{
-           "pool.slots=3", "pool.window.size=33", "pool.on_deadline=requeue", "pool.zero_signal=refill", "pool.seed=3", "pool.max_leases=2",
+           "pool.slots=3", "pool.window.size=33", "pool.on_deadline=requeue", "pool.retention.consumed=burn", "pool.retention.disk=1GiB", "pool.retention={consumed: drop, disk: 1MiB}",
+           "pool.retention.free=-1", "pool.retention.keep=1", "pool.zero_signal=refill", "pool.seed=3", "pool.max_leases=2",
            "pool.sources=[{name: a}]", "eval.every=5", "model.path=x", "sampling.top_p=0", "sampling.top_k=1", "sampling.min_p=1", "sampling.repetition_stop=256", "sampling.temperature=0", "sandbox.net=host",
            "scaffold.where=host", "scaffold.kind=service", "scaffold.kind=command", "verifier.kind=library", "verifier.timeout_s=0",
            "tasks.train.folder=x", "tasks.train.jsonl=x", "algorithm.recipe=nonsense", "optimizer.name=sgd",

@@ -1,5 +1,6 @@
 #include "job/live_view.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace temper::job {
@@ -74,6 +75,13 @@ TEST(LiveView, ShowsWhereTheJobStands) {
   busy.pool["asking"] = 0;
   for (const std::string& l : RenderPanel(busy, 120)) EXPECT_EQ(l.find("the trainer waits"), std::string::npos);
   EXPECT_EQ(line("failures"), "failures  infra_failure 2");
+  ViewState held = Sample();
+  held.pool["held"] = 2;
+  held.pool["disk_free_bytes"] = 50e6;
+  EXPECT_THAT(RenderPanel(held, 130), testing::Contains("          held: only 50 MB are free on the disk; no new rollouts until there is space"));
+  held.pool["held"] = 1;
+  held.pool["store_bytes"] = 1e9;
+  EXPECT_THAT(RenderPanel(held, 130), testing::Contains(testing::StartsWith("          held: the store is at its bound (1000 MB)")));
 }
 
 // A curve of equal values has no range to divide by.

@@ -43,7 +43,8 @@ TEST(Plan, NumbersOfThePool) {
   const std::string text = PrintPlan(MakeJob(), *plan);
   // What a user is told before anything starts: every part with its memory, the ports, the bound, the recipe's source.
   for (const char* said : {"never above 2 updates", "ports        gateway 127.0.0.1:any; everything else on unix sockets", "processes    8, at most ",
-                           "objective    recipe as in arXiv 2402.03300"}) {
+                           "objective    recipe as in arXiv 2402.03300",
+                           "disk         records of groups that are over: kept; no new rollouts while less than 256 MiB are free"}) {
     EXPECT_NE(text.find(said), std::string::npos) << said << "\n" << text;
   }
   int64_t sum = 0;

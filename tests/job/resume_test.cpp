@@ -52,6 +52,8 @@ TEST_F(ResumeTest, TheJobIsTheSame) {
 
 // More steps could be refused for no reason, or let another change through beside them.
 TEST_F(ResumeTest, StepsMayRise) {
+  EXPECT_EQ(Refusal({"pool.retention.consumed=drop", "pool.retention.disk=1GiB", "pool.retention.free=0"}), "") << "decides nothing else";
+  EXPECT_NE(Refusal({"pool.retention.consumed=drop", "seed=9"}).find("`seed: 9`"), std::string::npos);
   EXPECT_EQ(Refusal({"trainer.steps=11"}), "");
   EXPECT_NE(Refusal({"trainer.steps=11", "seed=9"}).find("`seed: 9`"), std::string::npos);
   EXPECT_NE(Refusal({"trainer.steps=9"}).find("not 9"), std::string::npos);
