@@ -31,7 +31,7 @@ class Buffer {
   // At least `count` elements of T. Earlier pointers die when it grows.
   template <typename T>
   T* Get(size_t count) {
-    const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
+    const size_t bytes = Rounded(count * sizeof(T));
     if (bytes > bytes_) {
       data_.reset();
       data_ = std::unique_ptr<std::byte, Free>(AllocateBytes(bytes), Free{bytes});
@@ -42,6 +42,8 @@ class Buffer {
   template <typename T>
   T* as() const { return reinterpret_cast<T*>(data_.get()); }
   size_t bytes() const { return bytes_; }
+  // What bytes() is after Get of so many.
+  static size_t Rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
  private:
   struct Free {

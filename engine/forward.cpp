@@ -9,6 +9,11 @@
 #include "engine/rope.h"
 
 namespace temper::engine {
+namespace {
+
+constexpr int kHeadBlock = 48;  // rows of logits at a time, where nobody keeps them
+
+}  // namespace
 
 void Plan::Clear() {
   token.clear();
@@ -58,6 +63,40 @@ size_t ForwardPass::bytes() const {
   return n;
 }
 
+size_t ForwardPass::PlannedBytes(const ModelConfig& c, Profile profile, int threads, std::span<const int> rows_in_turn, int head_rows,
+                                 bool logits_given, Keep keep) {
+  const Shapes s(c);
+  const size_t e = profile == Profile::kBf16 ? 2 : 4, weight_bytes = ComputeBytes(c, profile);
+  const int most = rows_in_turn.empty() ? 0 : *std::max_element(rows_in_turn.begin(), rows_in_turn.end());
+  const auto f = [&](int columns) { return Buffer::Rounded(static_cast<size_t>(most) * columns * sizeof(float)); };
+  const auto padded = [&](int columns) { return Buffer::Rounded(static_cast<size_t>(RoundUp(most, 32)) * columns * e); };
+  size_t n = f(s.width);  // final_x_
+  for (int l = 0; l < (keep == Keep::kAll ? c.layers : 1); ++l) {
+    const LayerSpec spec = LayerOf(c, l);
+    n += 2 * f(s.width) + 2 * padded(s.width_depth) + 2 * f(1) + padded(s.q_elements) + f(c.q_dim()) + padded(s.q_depth) + 2 * f(c.heads) +
+         f(s.gate_up_rows) + padded(s.ffn_depth);
+    if (spec.qk_norm) n += f(c.q_dim()) + f(c.kv_dim()) + f(c.heads) + f(c.kv_heads);
+    if (spec.output_norms) n += 2 * f(s.width) + 2 * f(1);
+  }
+  if (keep == Keep::kInputs) n += c.layers * f(s.width);
+  size_t scratch = cpu::AttentionScratchBytes(TileTokens(c) * s.group, c.head_dim);
+  for (const int rows : rows_in_turn) {
+    const int useful = UsefulThreads(weight_bytes, rows, threads);
+    const size_t stage_rows = SplitColumns(weight_bytes, rows, useful) ? rows : RowBlock(rows, useful);
+    scratch = std::max(scratch, stage_rows * s.qkv_rows * sizeof(float));
+  }
+  n += threads * Buffer::Rounded(scratch);
+  if (head_rows > 0) {
+    n += 2 * Buffer::Rounded(static_cast<size_t>(head_rows) * s.width_depth * e);
+    const size_t logits = Buffer::Rounded(static_cast<size_t>(kHeadBlock) * s.vocab * sizeof(float));
+    const int useful = UsefulThreads(weight_bytes, head_rows, threads);
+    const int block = std::min(kHeadBlock, RowBlock(head_rows, useful));
+    const int blocks = SplitColumns(weight_bytes, head_rows, useful) ? 1 : (head_rows + block - 1) / block;
+    if (!logits_given && logits > scratch) n += std::min(useful, blocks) * (logits - Buffer::Rounded(scratch));
+  }
+  return n;
+}
+
 void EmbeddingRow(const ComputeWeights& weights, int token, float* out) {
   const Panel& e = weights.embedding();
   const size_t base = static_cast<size_t>(token / 16) * e.depth * 16;
@@ -76,15 +115,15 @@ int RowBlock(int rows, int threads) {
   return std::max(6, RoundUp((rows + 2 * threads - 1) / (2 * threads), 6));
 }
 
-int UsefulThreads(const ComputeWeights& weights, int rows, int threads) {
+int UsefulThreads(size_t weight_bytes, int rows, int threads) {
   // Below about a third of a millisecond of arithmetic, handing work over costs more than it saves.
-  return static_cast<int64_t>(weights.bytes().size()) * rows < (16 << 20) ? 1 : threads;
+  return static_cast<int64_t>(weight_bytes) * rows < (16 << 20) ? 1 : threads;
 }
 
-bool SplitColumns(const ComputeWeights& weights, int rows, int threads) {
+bool SplitColumns(size_t weight_bytes, int rows, int threads) {
   if (threads == 1) return false;
   // A small model's weights stay in each core's cache, so rows can be split early; a large one is read once if columns are.
-  const bool small = weights.bytes().size() < (4u << 20);
+  const bool small = weight_bytes < (4u << 20);
   return rows < threads * (small ? 6 : 192);
 }
 
@@ -214,15 +253,15 @@ void ForwardPass::Run(const ComputeWeights& weights, KvPool& pool, const Plan& p
   const auto input_of = [&](int l) { return (keep_ == Keep::kInputs && !again ? inputs_[l] : state_of(l).x).as<float>(); };
 
   const int tile_rows = TileTokens(c) * s.group;
-  const int threads = UsefulThreads(weights, rows, engine_.threads().count());
-  const bool split = SplitColumns(weights, rows, threads);
+  const int threads = UsefulThreads(weights.bytes().size(), rows, engine_.threads().count());
+  const bool split = SplitColumns(weights.bytes().size(), rows, threads);
   const size_t stage_rows = split ? rows : RowBlock(rows, threads);
   const auto run = [&](int items, const std::function<void(int item, int thread)>& body) {
     if (threads > 1) return engine_.threads().Run(items, body);
     for (int i = 0; i < items; ++i) body(i, 0);
   };
   const size_t scratch_bytes =
-      std::max(cpu::AttentionScratchBytes(tile_rows, c.head_dim), stage_rows * s.qkv_rows * sizeof(float));
+      std::max(cpu::AttentionScratchBytes(tile_rows, c.head_dim), stage_rows * s.qkv_rows * sizeof(float));  // as in PlannedBytes
   for (Buffer& b : scratch_) b.Get<std::byte>(scratch_bytes);
 
   // The first half of layer l for rows [r0, r1): norm, q, k, v, rotation, pages.
@@ -407,12 +446,11 @@ void ForwardPass::Head(const ComputeWeights& weights, std::span<const HeadRow> r
   const auto cap = static_cast<float>(weights.spec().logit_cap);
   const auto count = static_cast<int>(rows.size());
   if (!count) return;
-  const int threads = UsefulThreads(weights, count, engine_.threads().count());
-  const bool split = SplitColumns(weights, count, threads);
+  const int threads = UsefulThreads(weights.bytes().size(), count, engine_.threads().count());
+  const bool split = SplitColumns(weights.bytes().size(), count, threads);
   scratch_.resize(engine_.threads().count());
   // Rows at a time: all of them when columns are split and the caller keeps them, else a block whose logits fit a cache.
-  constexpr int kBlock = 48;
-  const int block = split ? (logits ? count : std::min(count, kBlock)) : std::min(kBlock, RowBlock(count, threads));
+  const int block = split ? (logits ? count : std::min(count, kHeadBlock)) : std::min(kHeadBlock, RowBlock(count, threads));
   auto* hi = head_hi_.Get<std::byte>(static_cast<size_t>(count) * s.width_depth * element);
   auto* lo = head_lo_.Get<std::byte>(static_cast<size_t>(count) * s.width_depth * element);
   const auto body = [&](int r0, int r1, int thread) {
@@ -423,7 +461,7 @@ void ForwardPass::Head(const ComputeWeights& weights, std::span<const HeadRow> r
                    static_cast<float>(c.rms_eps), s.width, s.width_depth, hi + at, bf16 ? lo + at : nullptr, &inverse_rms);
     }
     float* out = logits ? logits + static_cast<size_t>(r0) * s.vocab
-                        : scratch_[thread].Get<float>(static_cast<size_t>(kBlock) * s.vocab);
+                        : scratch_[thread].Get<float>(static_cast<size_t>(kHeadBlock) * s.vocab);
     const size_t first = static_cast<size_t>(r0) * s.width_depth * element;
     cpu::Gemm g = Product(hi + first, s.width_depth, weights.head().data, r1 - r0, s.vocab, out);
     g.a2 = bf16 ? lo + first : nullptr;

@@ -106,6 +106,10 @@ class ForwardPass {
   const float* final_x() const { return final_x_.as<float>(); }
   const LayerState& state(int layer) const { return states_[keep_ == Keep::kAll ? layer : 0]; }
   size_t bytes() const;
+  // What bytes() comes to on `threads` threads: after Layers over each of `rows` in turn, the last time with `keep`, and Head of at most
+  // `head_rows` of them, whose logits it was given or not.
+  static size_t PlannedBytes(const ModelConfig& config, Profile profile, int threads, std::span<const int> rows, int head_rows,
+                             bool logits_given, Keep keep);
 
   // One GEMM, its columns split over the threads when `split`.
   void RunGemm(const cpu::Ops& ops, cpu::Gemm g, bool split);
@@ -128,9 +132,9 @@ void EmbeddingRow(const ComputeWeights& weights, int token, float* out);
 
 // Rows a thread takes at a time when rows are split.
 int RowBlock(int rows, int threads);
-// How many of the threads are worth waking for this many rows.
-int UsefulThreads(const ComputeWeights& weights, int rows, int threads);
+// How many of the threads are worth waking for this many rows of a model whose compute form has so many bytes.
+int UsefulThreads(size_t weight_bytes, int rows, int threads);
 // True when the columns of GEMMs should be split instead of rows.
-bool SplitColumns(const ComputeWeights& weights, int rows, int threads);
+bool SplitColumns(size_t weight_bytes, int rows, int threads);
 
 }  // namespace temper::engine

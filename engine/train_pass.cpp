@@ -40,7 +40,7 @@ struct Chunk {
   };
   std::vector<int32_t> reader_begin;  // pages + 1
   std::vector<Reader> readers;        // tiles in increasing order
-  int head_begin = 0, head_end = 0;   // of State::head
+  int head_begin = 0, head_end = 0;   // of Heads::rows
 };
 
 // A tree in pre-order chunks. Whatever a chunk needs from outside lies on the root path of its first row (docs/engine.md), so the pages
@@ -229,6 +229,139 @@ TreePlan PlanTree(const TreeBatch& tree, int tile_tokens, int chunk_rows) {
   return out;
 }
 
+// Head rows, the kept set each is a softmax over, and the children whose log-probability it gives.
+struct Heads {
+  std::vector<HeadRow> rows;
+  std::vector<int32_t> kept;  // TreeBatch::kept_index
+  std::vector<int32_t> child_begin;  // rows + 1
+  std::vector<int32_t> child;
+};
+
+Heads HeadOf(const TreeBatch& tree, std::span<const uint8_t> wanted) {
+  const int n = tree.size();
+  std::vector<int32_t> begin(n + 1, 0), children;
+  const auto is_wanted = [&](int v) { return tree.parent[v] >= 0 && (wanted.empty() || wanted[v]); };
+  for (int v = 0; v < n; ++v) {
+    if (is_wanted(v)) ++begin[tree.parent[v] + 1];
+  }
+  for (int i = 0; i < n; ++i) begin[i + 1] += begin[i];
+  children.resize(begin[n]);
+  std::vector<int32_t> at(begin.begin(), begin.end() - 1);
+  for (int v = 0; v < n; ++v) {
+    if (is_wanted(v)) children[at[tree.parent[v]]++] = v;
+  }
+  // One head row per node and transform: children drawn at another temperature, or among others, are of another distribution.
+  Heads out;
+  out.child_begin.assign(1, 0);
+  std::vector<int32_t> rest, later;
+  for (int u = 0; u < n; ++u) {
+    rest.assign(children.begin() + begin[u], children.begin() + begin[u + 1]);
+    while (!rest.empty()) {
+      const float t = tree.inv_temperature[rest[0]];
+      const int32_t kept = tree.kept_index(rest[0]);
+      later.clear();
+      for (int v : rest) {
+        if (tree.inv_temperature[v] == t && tree.kept_index(v) == kept) {
+          out.child.push_back(v);
+        } else {
+          later.push_back(v);
+        }
+      }
+      out.rows.push_back({u, t});
+      out.kept.push_back(kept);
+      out.child_begin.push_back(static_cast<int32_t>(out.child.size()));
+      rest.swap(later);
+    }
+  }
+  return out;
+}
+
+// What decides the size of every buffer.
+struct Sizes {
+  std::vector<int> rows;  // of the chunks
+  int head_rows = 0, chunk_head_rows = 0;  // in all; the most of a chunk
+  bool some_rows = false;  // on_row: logits of every row, which nobody keeps
+  int64_t pages = 0, shared_pages = 0;
+  int64_t root_rows = 0;  // the most queries of a root in a chunk, tiles padded
+  int64_t units = 0;      // the most roots of a chunk, times KV heads
+  bool keep = true, recompute = false;
+};
+
+// Queries of so many tokens in tiles.
+int64_t PaddedQueries(const ModelConfig& c, int64_t tokens) {
+  const int tile = TileTokens(c), group = c.heads / c.kv_heads;
+  return tokens / tile * RoundUp(tile * group, 32) + RoundUp(static_cast<int>(tokens % tile) * group, 32);
+}
+
+Sizes SizesOf(const ModelConfig& c, const TreePlan& plan, const Heads& head, const ForwardOptions& options) {
+  Sizes out;
+  out.keep = options.keep;
+  out.recompute = options.recompute;
+  out.pages = plan.pages;
+  out.shared_pages = plan.shared_pages;
+  out.head_rows = static_cast<int>(head.rows.size());
+  out.some_rows = static_cast<bool>(options.on_row);
+  size_t next = 0;
+  for (const Chunk& chunk : plan.chunks) {
+    out.rows.push_back(chunk.plan.rows());
+    const size_t first = next;
+    while (next < head.rows.size() && head.rows[next].row < chunk.end) ++next;
+    out.chunk_head_rows = std::max(out.chunk_head_rows, static_cast<int>(next - first));
+    out.units = std::max(out.units, static_cast<int64_t>(chunk.roots.size()) * c.kv_heads);
+    for (const Chunk::Root& root : chunk.roots) {
+      int64_t rows = 0;
+      for (int t = root.first_tile; t < root.end_tile; ++t) rows += PaddedQueries(c, chunk.plan.tiles[t].tokens);
+      out.root_rows = std::max(out.root_rows, rows);
+    }
+  }
+  return out;
+}
+
+// fp32 gradients of the keys, or of the values, of one page and layer.
+size_t PageGradientBytes(const ModelConfig& c) { return size_t{4} * kPagePositions * c.kv_heads * Shapes(c).head_width; }
+
+bool KeepsLogits(const ModelConfig& c, const Sizes& z) {
+  return z.keep && z.rows.size() == 1 && static_cast<size_t>(z.head_rows) * c.vocab * sizeof(float) <= kKeepLogitsBytes;
+}
+
+// Every buffer of a TrainPass by its name: what this says and what State::bytes() counts are held equal by a test.
+size_t PassBytes(const ModelConfig& c, Profile profile, int threads, const Sizes& z) {
+  const Shapes s(c);
+  const size_t e = profile == Profile::kBf16 ? 2 : 4;
+  const auto r = [](size_t bytes) { return Buffer::Rounded(bytes); };
+  const bool one = z.rows.size() == 1, kept = KeepsLogits(c, z);
+  const size_t most = *std::max_element(z.rows.begin(), z.rows.end()), padded = RoundUp(static_cast<int>(most), 32);
+  const LayerSpec spec = LayerOf(c, 0);
+  const size_t vocab = s.vocab, width = s.width, width16 = RoundUp(s.width, 16), vocab_depth = RoundUp(s.vocab, 32);
+  size_t n = z.pages * KvPool::PageBytes(c, profile);
+  const Keep keep = !z.keep ? Keep::kNothing : z.recompute ? Keep::kInputs : Keep::kAll;
+  const int head_rows = z.some_rows ? static_cast<int>(most) : one ? z.head_rows : z.chunk_head_rows;
+  n += ForwardPass::PlannedBytes(c, profile, threads, z.rows, head_rows, kept && !z.some_rows, keep);
+  if (kept) n += r(std::max<size_t>(1, z.head_rows) * vocab * 4);
+  if (!z.keep) return n;
+  // The head of the backward pass.
+  n += r(width16 * vocab_depth * e) + r(2 * kHeadBlock * s.width_depth * e) + r(kHeadBlock * vocab_depth * e) + 2 * r(kHeadBlock * width * 4) +
+       r(kHeadBlock * width16 * e);
+  const bool capped = SpecOf(c).logit_cap != 0;
+  size_t scratch = !kept || capped ? 13 * vocab * 4 : 0;
+  // A layer.
+  const size_t gu_depth = RoundUp(s.gate_up_rows, 32), dqkv_depth = RoundUp(s.qkv_rows, 32), ffn16 = RoundUp(s.ffn, 16), q16 = RoundUp(c.q_dim(), 16);
+  n += 2 * r(most * width * 4) + r(most * c.heads * 4);                                                         // dx, dh, delta
+  n += r(padded * s.width_depth * e) + r(padded * gu_depth * e) + r(padded * s.q_elements * e) + r(padded * dqkv_depth * e);
+  n += r(std::max({ffn16, q16, width16}) * padded * e) + r(width16 * padded * e);                                // panel, panel2
+  n += r(e * (ffn16 * s.width_depth + width16 * gu_depth + q16 * s.width_depth + width16 * dqkv_depth));         // wt
+  if (spec.qk_norm) n += r(most * c.q_dim() * 4) + r(most * c.kv_dim() * 4);
+  n += 2 * r((z.pages - z.shared_pages) * PageGradientBytes(c));
+  if (!one) n += 2 * r(std::max<size_t>(4, c.layers * z.shared_pages * PageGradientBytes(c)));
+  for (const int rows : z.rows) {
+    scratch = std::max(scratch, static_cast<size_t>(RowBlock(rows, threads)) * std::max({s.ffn, c.q_dim(), s.width}) * 4);
+  }
+  const size_t attention = z.root_rows * (2 * (s.head_depth + s.head_width) * e + s.head_width * 4) + 2 * kPagePositions * s.head_depth * e +
+                           cpu::AttentionScratchBytes(RoundUp(TileTokens(c) * s.group, 32), c.head_dim) + 7 * 64;
+  const size_t busy = std::min<int64_t>(threads, z.units);  // threads that have a root and head of their own
+  return n + busy * r(std::max(scratch, attention)) + (threads - busy) * r(scratch);
+}
+
 }  // namespace
 
 struct TrainPass::State {
@@ -245,11 +378,7 @@ struct TrainPass::State {
   bool ready = false;  // a forward with keep is done and not yet used
   bool recompute = false;  // of that forward
 
-  // Head rows, the kept set each is a softmax over, and the children whose log-probability it gives.
-  std::vector<HeadRow> head;
-  std::vector<int32_t> head_kept;  // TreeBatch::kept_index
-  std::vector<int32_t> child_begin;  // head rows + 1
-  std::vector<int32_t> child;
+  Heads head;
   std::vector<float> log_sum_exp;
   bool logits_kept = false;
   Buffer logits;
@@ -294,50 +423,54 @@ size_t TrainPass::State::bytes() const {
 
 size_t TrainPass::bytes() const { return state_->bytes(); }
 
-namespace {
-
-// Of a pass over so many rows at once, without the pages.
-size_t BytesBesidePages(const ModelConfig& c, Profile profile, int64_t nodes, bool recompute) {
-  const Shapes s(c);
-  const size_t e = profile == Profile::kBf16 ? 2 : 4;
-  const size_t rows = (nodes + 31) / 32 * 32 + 32;
-  const LayerSpec spec = LayerOf(c, 0);
-  const size_t raw = 4 * (c.q_dim() + c.kv_dim() + c.heads + c.kv_heads);  // what a norm of the heads keeps
-  const size_t layer = 4 * (2 * s.width + c.q_dim() + s.gate_up_rows + 2 * c.heads + 2) +
-                       e * (2 * s.width_depth + s.q_elements + s.q_depth + s.ffn_depth) + (spec.qk_norm ? raw : 0) +
-                       (spec.output_norms ? 4 * (2 * s.width + 2) : 0);
-  const size_t backward = 4 * (3 * s.width + c.heads) +
-                          e * (s.width_depth + RoundUp(s.gate_up_rows, 32) + s.q_elements + RoundUp(s.qkv_rows, 32) +
-                               2 * std::max({s.ffn_depth, s.width_depth, s.q_depth})) +
-                          (spec.qk_norm ? raw : 0);
-  const size_t head = std::min<size_t>(kKeepLogitsBytes, rows * s.vocab * 4) +
-                      kHeadBlock * (4 * s.vocab + e * RoundUp(s.vocab, 32) + 16 * s.width_depth);
-  const size_t matrices = e * (static_cast<size_t>(RoundUp(s.vocab, 32)) * s.width_depth +
-                               static_cast<size_t>(RoundUp(s.gate_up_rows, 32) + s.ffn_depth + RoundUp(s.qkv_rows, 32) +
-                                                   s.q_depth) * (s.width_depth + 32));
-  // Attention backward gathers a root's queries once a KV head: q, dO, both as panels, dQ.
-  const size_t gathered = static_cast<size_t>(c.heads) * (4 * e + 4) * s.head_depth;
-  const size_t layers = recompute ? layer + 4 * (c.layers + size_t{1}) * s.width : c.layers * layer;
-  return rows * (layers + backward + gathered + e * 2 * s.width_depth) + head + matrices + (size_t{64} << 20);
+size_t TrainPass::PlannedBytes(const ModelConfig& c, Profile profile, int threads, const TreeBatch& tree, const ForwardOptions& options) {
+  const TreePlan plan = PlanTree(tree, TileTokens(c), options.chunk_nodes);
+  return PassBytes(c, profile, threads, SizesOf(c, plan, HeadOf(tree, options.wanted), options));
 }
-
-// fp32 gradients of the keys and values of one page, of one layer.
-size_t PageGradientBytes(const ModelConfig& c) { return size_t{2} * 4 * kPagePositions * c.kv_heads * Shapes(c).head_width; }
-
-}  // namespace
 
 size_t TrainPass::EstimateBytes(const ModelConfig& c, Profile profile, int64_t nodes, int64_t branches, bool recompute) {
-  const size_t pages = nodes / kPagePositions + 2 * branches + 1;
-  return BytesBesidePages(c, profile, nodes, recompute) + pages * (KvPool::PageBytes(c, profile) + PageGradientBytes(c));
+  Sizes z;
+  z.rows = {static_cast<int>(nodes)};
+  // Every node a row of logits of its own; all queries below one root, or a root a branch, whichever is more; tiles cut at every branch.
+  z.head_rows = z.chunk_head_rows = static_cast<int>(nodes);
+  z.pages = nodes / kPagePositions + 2 * branches + 1;
+  z.root_rows = PaddedQueries(c, nodes) + 32 * branches;
+  z.units = c.kv_heads;
+  z.recompute = recompute;
+  const size_t bytes = PassBytes(c, profile, kPlannedThreads, z);
+  // Logits beyond what is kept are computed again, in scratch: the bound is that of the costlier side.
+  z.head_rows = static_cast<int>(std::min<size_t>(nodes, kKeepLogitsBytes / (size_t{4} * c.vocab)));
+  return std::max(bytes, PassBytes(c, profile, kPlannedThreads, z));
 }
 
-size_t TrainPass::EstimateBytes(const ModelConfig& c, Profile profile, const TreeBatch& tree, int chunk_nodes, bool recompute) {
-  const TreePlan plan = PlanTree(tree, TileTokens(c), chunk_nodes);
-  int rows = 0;
-  for (const Chunk& chunk : plan.chunks) rows = std::max(rows, chunk.plan.rows());
-  const size_t shared = plan.shared_pages, pages = plan.pages;
-  return BytesBesidePages(c, profile, rows, recompute) + pages * KvPool::PageBytes(c, profile) +
-         (pages - shared + shared * c.layers) * PageGradientBytes(c);
+PassChoice ChoosePass(const ModelConfig& c, Profile profile, const TreeBatch& tree, std::span<const uint8_t> wanted, size_t bytes) {
+  const Heads head = HeadOf(tree, wanted);
+  PassChoice least;
+  // Whether this way fits; the least of all that were tried is kept.
+  const auto fits = [&](int chunk_nodes, bool recompute) {
+    ForwardOptions options;
+    options.chunk_nodes = chunk_nodes;
+    options.recompute = recompute;
+    const size_t need = PassBytes(c, profile, kPlannedThreads, SizesOf(c, PlanTree(tree, TileTokens(c), chunk_nodes), head, options));
+    if (least.bytes == 0 || need < least.bytes || need <= bytes) least = {chunk_nodes, recompute, need};
+    return need <= bytes;
+  };
+  for (const bool recompute : {false, true}) {
+    if (fits(0, recompute)) return least;
+  }
+  // Chunks of 64 or 96 nodes times a power of two. Small ones are not worth their arithmetic: each adds to every gradient of a weight.
+  constexpr int kWorthKeeping = 512;
+  std::vector<int> sizes;
+  for (int64_t n = 64; n < tree.size(); n *= 2) {
+    sizes.push_back(static_cast<int>(n));
+    if (n + n / 2 < tree.size()) sizes.push_back(static_cast<int>(n + n / 2));
+  }
+  for (const bool recompute : {false, true}) {
+    for (size_t i = sizes.size(); i-- > 0 && (recompute || sizes[i] >= kWorthKeeping);) {
+      if (fits(sizes[i], recompute)) return least;
+    }
+  }
+  return least;
 }
 
 void TrainPass::State::PreparePages(const ModelConfig& c, Profile profile) {
@@ -369,47 +502,11 @@ void TrainPass::State::RenewOwnPages() {
 }
 
 void TrainPass::State::MakeHeadRows(std::span<const uint8_t> wanted) {
-  const int n = tree->size();
-  std::vector<int32_t> begin(n + 1, 0), children;
-  const auto is_wanted = [&](int v) { return tree->parent[v] >= 0 && (wanted.empty() || wanted[v]); };
-  for (int v = 0; v < n; ++v) {
-    if (is_wanted(v)) ++begin[tree->parent[v] + 1];
-  }
-  for (int i = 0; i < n; ++i) begin[i + 1] += begin[i];
-  children.resize(begin[n]);
-  std::vector<int32_t> at(begin.begin(), begin.end() - 1);
-  for (int v = 0; v < n; ++v) {
-    if (is_wanted(v)) children[at[tree->parent[v]]++] = v;
-  }
-  // One head row per node and transform: children drawn at another temperature, or among others, are of another distribution.
-  head.clear();
-  head_kept.clear();
-  child.clear();
-  child_begin.assign(1, 0);
-  std::vector<int32_t> rest, later;
-  for (int u = 0; u < n; ++u) {
-    rest.assign(children.begin() + begin[u], children.begin() + begin[u + 1]);
-    while (!rest.empty()) {
-      const float t = tree->inv_temperature[rest[0]];
-      const int32_t kept = tree->kept_index(rest[0]);
-      later.clear();
-      for (int v : rest) {
-        if (tree->inv_temperature[v] == t && tree->kept_index(v) == kept) {
-          child.push_back(v);
-        } else {
-          later.push_back(v);
-        }
-      }
-      head.push_back({u, t});
-      head_kept.push_back(kept);
-      child_begin.push_back(static_cast<int32_t>(child.size()));
-      rest.swap(later);
-    }
-  }
+  head = HeadOf(*tree, wanted);
   int i = 0;
   for (Chunk& c : tree_plan.chunks) {
     c.head_begin = i;
-    while (i < static_cast<int>(head.size()) && head[i].row < c.end) ++i;
+    while (i < static_cast<int>(head.rows.size()) && head.rows[i].row < c.end) ++i;
     c.head_end = i;
   }
 }
@@ -443,10 +540,10 @@ Result<std::span<const float>> TrainPass::Forward(const ComputeWeights& weights,
   s.MakeHeadRows(options.wanted);
   s.recompute = options.recompute;
   s.logprobs.assign(n, kNan);
-  s.log_sum_exp.assign(s.head.size(), 0);
+  s.log_sum_exp.assign(s.head.rows.size(), 0);
   const bool one = s.tree_plan.chunks.size() == 1;
-  s.logits_kept = options.keep && one && s.head.size() * c.vocab * sizeof(float) <= kKeepLogitsBytes;
-  float* logits = s.logits_kept ? s.logits.Get<float>(std::max<size_t>(1, s.head.size()) * c.vocab) : nullptr;
+  s.logits_kept = options.keep && one && s.head.rows.size() * c.vocab * sizeof(float) <= kKeepLogitsBytes;
+  float* logits = s.logits_kept ? s.logits.Get<float>(std::max<size_t>(1, s.head.rows.size()) * c.vocab) : nullptr;
   for (const Chunk& chunk : s.tree_plan.chunks) {
     // Of several chunks nothing stays but the shared pages: the backward pass computes each of them again.
     s.ForwardChunk(chunk, !options.keep || !one ? Keep::kNothing : options.recompute ? Keep::kInputs : Keep::kAll);
@@ -458,13 +555,13 @@ Result<std::span<const float>> TrainPass::Forward(const ComputeWeights& weights,
 
 // The log-probabilities that the rows of the chunk give.
 void TrainPass::State::Score(const ForwardOptions& options, float* kept_logits) {
-  std::vector<HeadRow> rows(head.begin() + chunk->head_begin, head.begin() + chunk->head_end);
+  std::vector<HeadRow> rows(head.rows.begin() + chunk->head_begin, head.rows.begin() + chunk->head_end);
   for (HeadRow& row : rows) row.row -= chunk->begin;
   pass.Head(*weights, rows, kept_logits, log_sum_exp.data() + chunk->head_begin, [&](int i, const float* row) {
     i += chunk->head_begin;
-    if (head_kept[i] >= 0) log_sum_exp[i] = RowLogSumExp(engine, KeptLogits(tree->kept_set(head_kept[i]), row).values);
-    for (int j = child_begin[i]; j < child_begin[i + 1]; ++j) {
-      logprobs[child[j]] = row[tree->token[child[j]]] - log_sum_exp[i];
+    if (head.kept[i] >= 0) log_sum_exp[i] = RowLogSumExp(engine, KeptLogits(tree->kept_set(head.kept[i]), row).values);
+    for (int j = head.child_begin[i]; j < head.child_begin[i + 1]; ++j) {
+      logprobs[head.child[j]] = row[tree->token[head.child[j]]] - log_sum_exp[i];
     }
   });
   if (!options.on_row) return;
@@ -537,8 +634,8 @@ void TrainPass::State::BackwardHead(std::span<const float> coef, Gradients& grad
   // Rows in which nothing pulls are left out.
   std::vector<int> used;
   for (int i = chunk->head_begin; i < chunk->head_end; ++i) {
-    for (int j = child_begin[i]; j < child_begin[i + 1]; ++j) {
-      if (coef[child[j]] != 0) {
+    for (int j = head.child_begin[i]; j < head.child_begin[i + 1]; ++j) {
+      if (coef[head.child[j]] != 0) {
         used.push_back(i);
         break;
       }
@@ -573,7 +670,7 @@ void TrainPass::State::BackwardHead(std::span<const float> coef, Gradients& grad
       for (int r = r0; r < r1; ++r) {
         const size_t at = static_cast<size_t>(r) * s.width_depth * e;
         std::memcpy(x + static_cast<size_t>(r) * s.width,
-                    pass.final_x() + static_cast<size_t>(head[used[begin + r]].row - chunk->begin) * s.width, s.width * sizeof(float));
+                    pass.final_x() + static_cast<size_t>(head.rows[used[begin + r]].row - chunk->begin) * s.width, s.width * sizeof(float));
         ops.rms_norm(x + static_cast<size_t>(r) * s.width, weights->final_gain(), static_cast<float>(c.rms_eps), s.width,
                      s.width_depth, hi + at, e == 2 ? lo + at : nullptr, &head_rms[r]);
       }
@@ -596,24 +693,24 @@ void TrainPass::State::BackwardHead(std::span<const float> coef, Gradients& grad
       }
       for (int r = r0; r < r1; ++r) {
         const int i = used[begin + r];
-        const float t = head[i].inv_temperature;
+        const float t = head.rows[i].inv_temperature;
         float* row = again ? again + static_cast<size_t>(r - r0) * s.vocab : logits.as<float>() + static_cast<size_t>(i) * s.vocab;
         if (again && cap != 0) ops.soft_cap(row, cap, s.vocab);
         if (again && t != 1) ops.scale(row, t, s.vocab);
         if (cap != 0) std::memcpy(capped, row, s.vocab * sizeof(float));
         // dlogits = 1/T (Σ coef onehot - (Σ coef) softmax), the softmax over the kept tokens and 0 elsewhere
         float total = 0;
-        for (int j = child_begin[i]; j < child_begin[i + 1]; ++j) total += coef[child[j]];
-        if (head_kept[i] >= 0) {
-          KeptLogits kept(tree->kept_set(head_kept[i]), row);
+        for (int j = head.child_begin[i]; j < head.child_begin[i + 1]; ++j) total += coef[head.child[j]];
+        if (head.kept[i] >= 0) {
+          KeptLogits kept(tree->kept_set(head.kept[i]), row);
           ops.softmax_scaled(kept.values.data(), log_sum_exp[i], -(total * t), static_cast<int>(kept.values.size()));
           std::memset(row, 0, s.vocab * sizeof(float));
           kept.Scatter(row);
         } else {
           ops.softmax_scaled(row, log_sum_exp[i], -(total * t), s.vocab);
         }
-        for (int j = child_begin[i]; j < child_begin[i + 1]; ++j) {
-          row[tree->token[child[j]]] += coef[child[j]] * t;
+        for (int j = head.child_begin[i]; j < head.child_begin[i + 1]; ++j) {
+          row[tree->token[head.child[j]]] += coef[head.child[j]] * t;
         }
         if (cap != 0) ops.soft_cap_backward(row, capped, 1.0f / (cap * t), s.vocab);
         ops.round(row, s.vocab, vocab_depth, dlogits + static_cast<size_t>(r) * vocab_depth * e);
@@ -653,7 +750,7 @@ void TrainPass::State::BackwardHead(std::span<const float> coef, Gradients& grad
     for (int r = 0; r < count; ++r) {  // in order: two head rows may share a row
       const size_t at = static_cast<size_t>(r) * s.width;
       ops.rms_norm_backward(dnorm + at, x + at, weights->final_gain(), head_rms[r], s.width,
-                            dx.as<float>() + static_cast<size_t>(head[used[begin + r]].row - chunk->begin) * s.width);
+                            dx.as<float>() + static_cast<size_t>(head.rows[used[begin + r]].row - chunk->begin) * s.width);
     }
   }
 }

@@ -61,14 +61,30 @@ class TrainPass {
 
   // Bytes of activations, pages and scratch held now.
   size_t bytes() const;
-  // An upper bound of bytes() for a batch with these counts (`branches`: unforked runs of nodes).
+  // What bytes() comes to with a fresh pass: after Forward, and Backward if options.keep, of this tree on `threads` threads. It may be less
+  // by the scratch of threads that found nothing to do.
+  static size_t PlannedBytes(const ModelConfig& config, Profile profile, int threads, const TreeBatch& tree, const ForwardOptions& options = {});
+  // An upper bound of it for any tree of so many nodes in so many unforked runs, whole, for a forward and a backward pass on as many threads
+  // as kPlannedThreads.
   static size_t EstimateBytes(const ModelConfig& config, Profile profile, int64_t nodes, int64_t branches, bool recompute = false);
-  // The same for one tree, with ForwardOptions of that name.
-  static size_t EstimateBytes(const ModelConfig& config, Profile profile, const TreeBatch& tree, int chunk_nodes, bool recompute = false);
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// Plans that decide how a gradient is computed count this many threads whatever the machine has: with the plan its last bits would
+// change. Each thread more than this adds its scratch (a dozen rows of logits).
+constexpr int kPlannedThreads = 16;
+
+// How a forward and backward pass over a tree is computed: ForwardOptions of these names, and what it then holds.
+struct PassChoice {
+  int chunk_nodes = 0;
+  bool recompute = false;
+  size_t bytes = 0;
+};
+// The cheapest way that fits into `bytes`: everything kept; layers computed again; the largest chunks that fit; those with layers computed
+// again. Where nothing fits, the least of all. A pure function of its arguments. `wanted` as in ForwardOptions.
+PassChoice ChoosePass(const ModelConfig& config, Profile profile, const TreeBatch& tree, std::span<const uint8_t> wanted, size_t bytes);
 
 }  // namespace temper::engine

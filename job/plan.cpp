@@ -7,8 +7,10 @@
 #include "common/json.h"
 #include "common/strings.h"
 #include "datapool/types.h"
-#include "engine/parameters.h"
+#include "engine/kv_pool.h"
+#include "engine/memory.h"
 #include "engine/weights.h"
+#include "rollout/worker.h"
 
 namespace temper::job {
 namespace {
@@ -22,7 +24,7 @@ constexpr int64_t kAutoTrainerBytes = 4096 * kMiB;
 Result<Plan> MakePlan(const Job& job, const engine::ModelConfig& model, const Machine& machine, const OtherModels& others) {
   Plan plan;
   plan.model = model;
-  for (const engine::TensorSpec& tensor : engine::TensorSpecs(model)) plan.parameters += tensor.size;
+  plan.parameters = engine::ParameterCount(model);
   ASSIGN_OR_RETURN(const engine::Profile profile, engine::ParseProfile(job.numerics));
   plan.weight_bytes = static_cast<int64_t>(engine::ComputeBytes(model, profile));
 
@@ -50,10 +52,9 @@ Result<Plan> MakePlan(const Job& job, const engine::ModelConfig& model, const Ma
   const int64_t started = plan.slots * (job.pool.G + job.pool.extra);
   plan.concurrency = job.scaffold.concurrency.value_or(std::min<int64_t>(started, 32));
 
-  const int64_t kv_position = int64_t{2} * model.layers * model.kv_dim() * (profile == engine::Profile::kBf16 ? 2 : 4);
-  plan.kv_memory_bytes = job.rollout.kv_memory_bytes.value_or(
-      std::clamp<int64_t>(kv_position * model.max_positions * job.rollout.max_batch, kMiB, 1024 * kMiB));
-  const int64_t one_sequence = kv_position * ((model.max_positions + 63) / 64 * 64);
+  const auto page = static_cast<int64_t>(engine::KvPool::PageBytes(model, profile));
+  const int64_t one_sequence = page * ((model.max_positions + engine::kPagePositions - 1) / engine::kPagePositions);
+  plan.kv_memory_bytes = job.rollout.kv_memory_bytes.value_or(std::clamp<int64_t>(one_sequence * job.rollout.max_batch, kMiB, 1024 * kMiB));
   if (plan.kv_memory_bytes < one_sequence) {
     return InvalidArgument(fmt::format("rollout.kv_memory: {} does not hold one sequence of {} tokens ({})", FormatSize(plan.kv_memory_bytes),
                                        model.max_positions, FormatSize(one_sequence)));
@@ -65,10 +66,14 @@ Result<Plan> MakePlan(const Job& job, const engine::ModelConfig& model, const Ma
                                        FormatSize(machine.memory_bytes)));
   }
 
-  // Master weights, gradients and two moments in fp32, and up to three compute forms (served, next, still mapped).
   if (others.reference) plan.reference_bytes = static_cast<int64_t>(engine::ComputeBytes(*others.reference, profile));
   if (others.teacher) plan.teacher_bytes = static_cast<int64_t>(engine::ComputeBytes(*others.teacher, profile));
-  const int64_t trainer_fixed = plan.parameters * 16 + 3 * plan.weight_bytes + plan.reference_bytes + plan.teacher_bytes;
+  // The version that is served and the next one lie in memory files of the trainer; while it changes, a worker maps both.
+  const int64_t versions = 2 * plan.weight_bytes;
+  const int64_t trainer_fixed = engine::TrainBytes(model, profile, 0, model.max_positions, 0) + versions + plan.reference_bytes + plan.teacher_bytes;
+  const auto batch = static_cast<int>(job.rollout.max_batch);
+  const int64_t decode = engine::DecodeBytes(model, profile, static_cast<int>(job.rollout.threads.value_or(machine.cores)),
+                                             plan.kv_memory_bytes / page, rollout::WorkerOptions{}.chunk_tokens + batch, batch);
   plan.processes = {
       {"supervisor", "starts, watches and ends the others", kProcessBytes},
       {"janitor", "makes sandboxes, removes everything at the end", 4 * kMiB},
@@ -76,7 +81,7 @@ Result<Plan> MakePlan(const Job& job, const engine::ModelConfig& model, const Ma
       {"sandbox", "sandboxes and their commands", kProcessBytes},
   };
   for (int64_t i = 0; i < job.rollout.workers; ++i) {
-    plan.processes.push_back({"rollout-" + std::to_string(i), "draws tokens", kProcessBytes + plan.kv_memory_bytes});
+    plan.processes.push_back({"rollout-" + std::to_string(i), "draws tokens", kProcessBytes + decode, versions});
   }
   plan.processes.push_back({"gateway", "OpenAI API for agents, token capture", kProcessBytes});
   plan.processes.push_back({"trainer", "losses, gradients, AdamW, checkpoints, weights", kProcessBytes + trainer_fixed + plan.trainer_memory_bytes});
@@ -131,7 +136,8 @@ std::string PrintPlan(const Job& job, const Plan& plan) {
   line("ports", fmt::format("gateway {}:{}; everything else on unix sockets", job.gateway.bind, job.gateway.port ? std::to_string(job.gateway.port) : "any"));
   line("processes", fmt::format("{}, at most {} in all", plan.processes.size(), FormatSize(plan.memory_bytes / kMiB * kMiB)));
   for (const PlannedProcess& process : plan.processes) {
-    text += fmt::format("    {:<12} {:>10}  {}\n", process.name, FormatSize(process.memory_bytes / kMiB * kMiB), process.does);
+    const std::string mapped = process.mapped_bytes ? fmt::format("; maps up to {} of the trainer's", FormatSize(process.mapped_bytes)) : "";
+    text += fmt::format("    {:<12} {:>10}  {}{}\n", process.name, FormatSize(process.memory_bytes / kMiB * kMiB), process.does, mapped);
   }
   return text;
 }
@@ -158,7 +164,8 @@ std::string PlanToJson(const Job& job, const Plan& plan) {
   w.Key("all_bytes").Int(plan.memory_bytes).EndObject();
   w.Key("processes").BeginArray();
   for (const PlannedProcess& process : plan.processes) {
-    w.BeginObject().Key("name").String(process.name).Key("bytes").Int(process.memory_bytes).EndObject();
+    w.BeginObject().Key("name").String(process.name).Key("bytes").Int(process.memory_bytes);
+    w.Key("mapped_bytes").Int(process.mapped_bytes).EndObject();
   }
   w.EndArray().EndObject();
   return w.Take() + "\n";

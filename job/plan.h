@@ -25,7 +25,8 @@ struct OtherModels {
 struct PlannedProcess {
   std::string name;  // "trainer", "rollout-0", …; one of them is the supervisor itself
   std::string does;
-  int64_t memory_bytes = 0;  // estimate
+  int64_t memory_bytes = 0;  // at its peak, without
+  int64_t mapped_bytes = 0;  // weights that it maps read-only and another process holds: resident, but once for the machine
 };
 
 struct Plan {
@@ -42,7 +43,7 @@ struct Plan {
   int64_t trainer_memory_bytes = 0;  // for activations; fixed here, kept on resume
   int64_t kv_memory_bytes = 0;       // of each worker
   std::vector<PlannedProcess> processes;
-  int64_t memory_bytes = 0;  // sum over the processes
+  int64_t memory_bytes = 0;  // sum over the processes, weights that several map counted once
 };
 
 // `others`: the models beside the policy. kInvalidArgument: the job cannot run on this machine, and which key to change.

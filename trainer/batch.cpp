@@ -168,12 +168,18 @@ Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options)
     BatchChunk chunk;
     chunk.tree = layout.Build(&index);
     chunk.silent = silent;
-    if (chunk.tree.size() > options.max_chunk_nodes) chunk.chunk_nodes = static_cast<int>(options.max_chunk_nodes);
     chunk.wanted.assign(static_cast<size_t>(chunk.tree.size()), 0);
     for (SampledToken* token : open) {
       token->node = index[token->node];
       token->chunk = static_cast<int32_t>(batch.chunks.size());
       chunk.wanted[token->node] = 1;
+    }
+    if (options.choose) {
+      const engine::PassChoice choice = options.choose(chunk.tree, chunk.wanted);
+      chunk.chunk_nodes = choice.chunk_nodes;
+      chunk.recompute = choice.recompute;
+    } else if (chunk.tree.size() > options.max_chunk_nodes) {
+      chunk.chunk_nodes = static_cast<int>(options.max_chunk_nodes);
     }
     batch.logical_tokens += layout.logical_tokens();
     batch.tree_tokens += chunk.tree.size();

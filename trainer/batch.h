@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -34,7 +35,8 @@ struct BatchChunk {
   engine::TreeBatch tree;
   std::vector<uint8_t> wanted;  // per node: some rollout sampled it
   bool silent = false;          // of silent groups only: scored, never differentiated
-  int chunk_nodes = 0;          // above 0: larger than memory allows, computed in pre-order chunks of so many nodes
+  int chunk_nodes = 0;          // how it is computed where memory does not hold all of it: engine::ForwardOptions of these names
+  bool recompute = false;
 };
 
 // How to score a chunk: sampled tokens only. `keep`: a backward pass follows; never for a silent chunk.
@@ -43,6 +45,7 @@ inline engine::ForwardOptions Wanting(const BatchChunk& chunk, bool keep = true)
   options.wanted = chunk.wanted;
   options.keep = keep && !chunk.silent;
   options.chunk_nodes = chunk.chunk_nodes;
+  options.recompute = chunk.recompute;
   return options;
 }
 
@@ -63,6 +66,8 @@ struct BatchOptions {
   // behind the others, which need no backward pass. Empty: none.
   std::vector<uint8_t> silent = {};
   int64_t max_chunk_nodes = INT64_MAX;  // of the nodes before merging across rollouts; a single rollout may exceed it
+  // How a chunk is computed (engine::ChoosePass). Empty: whole, one that exceeds max_chunk_nodes in pre-order chunks of so many nodes.
+  std::function<engine::PassChoice(const engine::TreeBatch& tree, std::span<const uint8_t> wanted)> choose = {};
 };
 
 // Takes the groups of one lease in any order. kInvalidArgument: a sampled token with nothing before it (it has no logprob), a

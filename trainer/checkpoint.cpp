@@ -1,6 +1,7 @@
 #include "trainer/checkpoint.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,7 +19,6 @@
 #include "common/log.h"
 #include "common/rng.h"
 #include "common/strings.h"
-#include "engine/files/mapped_file.h"
 #include "engine/files/model_file.h"
 #include "engine/files/safetensors.h"
 
@@ -34,22 +34,54 @@ constexpr const char* kWriting = ".writing-";  // a folder that is not whole yet
 std::string Folder(const std::string& run_dir) { return run_dir + "/checkpoints"; }
 
 // 64 bits; against accidents, not adversaries.
-std::string HashBytes(std::span<const std::byte> bytes) {
-  uint64_t hash = Mix64(bytes.size());
-  size_t at = 0;
-  for (; at + 8 <= bytes.size(); at += 8) {
-    uint64_t word;
-    std::memcpy(&word, bytes.data() + at, 8);
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
-    hash ^= hash >> 32;
+class Hash {
+ public:
+  explicit Hash(size_t bytes) : hash_(Mix64(bytes)) {}  // of all pieces
+  // Pieces of whole words; the last one may end within a word.
+  void Add(std::span<const std::byte> bytes) {
+    size_t at = 0;
+    for (; at + 8 <= bytes.size(); at += 8) {
+      uint64_t word;
+      std::memcpy(&word, bytes.data() + at, 8);
+      hash_ = (hash_ ^ word) * 0x9e3779b97f4a7c15u;
+      hash_ ^= hash_ >> 32;
+    }
+    for (; at < bytes.size(); ++at) hash_ = Mix64(hash_ ^ static_cast<uint64_t>(bytes[at]));
   }
-  for (; at < bytes.size(); ++at) hash = Mix64(hash ^ static_cast<uint64_t>(bytes[at]));
-  return fmt::format("{:016x}", Mix64(hash));
+  std::string Hex() const { return fmt::format("{:016x}", Mix64(hash_)); }
+
+ private:
+  uint64_t hash_;
+};
+
+std::string HashBytes(std::span<const std::byte> bytes) {
+  Hash hash(bytes.size());
+  hash.Add(bytes);
+  return hash.Hex();
 }
 
+// Read, not mapped: a mapped file would be resident beside everything else that the trainer holds.
 Result<std::string> HashFile(const std::string& path) {
-  ASSIGN_OR_RETURN(const engine::MappedFile file, engine::MappedFile::Open(path));
-  return HashBytes(file.bytes());
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(path, errno);
+  struct stat st {};
+  if (::fstat(fd.get(), &st) != 0) return ErrnoStatus(path, errno);
+  Hash hash(static_cast<size_t>(st.st_size));
+  std::vector<std::byte> piece(size_t{1} << 20);
+  for (off_t at = 0; at < st.st_size;) {
+    size_t have = 0;
+    const size_t want = std::min<size_t>(piece.size(), static_cast<size_t>(st.st_size - at));
+    while (have < want) {
+      const ssize_t n = ::pread(fd.get(), piece.data() + have, want - have, at + static_cast<off_t>(have));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return ErrnoStatus(path, errno);
+      if (n == 0) return DataLoss(path + " became shorter while it was read");
+      have += static_cast<size_t>(n);
+    }
+    hash.Add({piece.data(), want});
+    at += static_cast<off_t>(want);
+  }
+  return hash.Hex();
 }
 
 Status SyncFile(const std::string& path) {

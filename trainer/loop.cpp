@@ -138,9 +138,9 @@ class Loop {
   Loop(const TrainerOptions& options, const text::TextFiles& text, TrainerDoors& doors)
       : options_(options), text_(text), doors_(doors), pass_(doors.engine), start_s_(doors.clock.NowS()) {}
 
-  Status Run(const engine::Parameters& initial) {
+  Status Run(engine::Parameters initial) {
     doors_.metrics[fmt::format("cpu_path.{}", engine::CpuPathName(engine::KernelPath(doors_.engine, options_.profile)))].Set(1);
-    RETURN_IF_ERROR(LoadOrInitialise(initial));
+    RETURN_IF_ERROR(LoadOrInitialise(std::move(initial)));
     RETURN_IF_ERROR(CutMetrics());
     grads_ = engine::Gradients(state_.params.config());
     RETURN_IF_ERROR(PublishWeights());
@@ -175,7 +175,7 @@ class Loop {
     }
   }
 
-  Status LoadOrInitialise(const engine::Parameters& initial) {
+  Status LoadOrInitialise(engine::Parameters initial) {
     Result<Checkpoint> loaded = LoadNewestCheckpoint(options_.run_dir, &passed_over_);
     if (loaded.ok()) {
       state_ = std::move(*loaded);
@@ -187,6 +187,7 @@ class Loop {
       }
       ASSIGN_OR_RETURN(const JsonRef nodes, JsonRef(plan).Field("max_chunk_nodes"));
       ASSIGN_OR_RETURN(max_chunk_nodes_, nodes.Int());
+      ASSIGN_OR_RETURN(memory_bytes_, JsonRef(plan).IntOr("memory_bytes", options_.memory_bytes));
       RETURN_IF_ERROR(LoadFrozenModels());
       for (const auto& [name, model] : {std::pair("reference", &reference_), std::pair("teacher", &teacher_)}) {
         if (model->empty()) continue;
@@ -201,8 +202,10 @@ class Loop {
     }
     if (loaded.status().code() != StatusCode::kNotFound) return loaded.status();
 
-    max_chunk_nodes_ = ChunkNodes(initial.config(), options_.profile, options_.memory_bytes);
-    state_.params = initial;
+    memory_bytes_ = options_.memory_bytes;
+    max_chunk_nodes_ = ChunkNodes(initial.config(), options_.profile, memory_bytes_);
+    state_.params = std::move(initial);
+    const engine::ModelConfig& config = state_.params.config();
     if (options_.sft && options_.sft->tokens > 0) {
       auto progress = [&](const SftReport& r) {
         doors_.metrics["sft_tokens"].Set(static_cast<double>(r.tokens));
@@ -210,20 +213,23 @@ class Loop {
         doors_.metrics["sft_loss"].Set(r.last_loss);
         doors_.metrics["sft_tokens_per_s"].Set(r.wall_s > 0 ? static_cast<double>(r.tokens) / r.wall_s : 0);
       };
+      SftOptions warm_up = *options_.sft;
+      warm_up.memory_bytes = memory_bytes_;
       Enter(Phase::kWarmUp);
       ASSIGN_OR_RETURN(const SftReport sft,
-                       RunSft(doors_.engine, options_.profile, *options_.sft, doors_.sft_source, state_.params,
+                       RunSft(doors_.engine, options_.profile, warm_up, doors_.sft_source, state_.params,
                               options_.run_dir + "/sft.jsonl", [&] { return stopped(); }, progress));
       state_.sft_tokens = sft.tokens;
       doors_.metrics.Say(fmt::format("SFT: {} tokens in {:.1f} s, loss {:.3f} -> {:.3f}", sft.tokens, sft.wall_s, sft.first_loss, sft.last_loss));
     }
-    state_.optimizer = AdamW(initial.config());
+    state_.optimizer = AdamW(config);
     if (algorithm().ReadsReference() && options_.reference.empty()) {
       RETURN_IF_ERROR(SaveStartModel(options_.run_dir, state_.params, text_));
     }
     RETURN_IF_ERROR(LoadFrozenModels());
     JsonWriter plan;
     plan.BeginObject().Key("numerics").String(engine::ProfileName(options_.profile)).Key("max_chunk_nodes").Int(max_chunk_nodes_);
+    plan.Key("memory_bytes").Int(memory_bytes_);
     if (!reference_.empty()) plan.Key("reference").String(reference_.Fingerprint());
     if (!teacher_.empty()) plan.Key("teacher").String(teacher_.Fingerprint());
     plan.EndObject();
@@ -232,6 +238,17 @@ class Loop {
   }
 
   const Algorithm& algorithm() const { return options_.algorithm.algorithm; }
+
+  // Of every batch: chunks of at most max_chunk_nodes_, and a way of computing each that stays within the memory of the plan.
+  BatchOptions Layout() const {
+    return {.merge = options_.tree, .max_chunk_nodes = max_chunk_nodes_, .choose = [this](const engine::TreeBatch& tree, std::span<const uint8_t> wanted) {
+              const engine::PassChoice choice = engine::ChoosePass(state_.params.config(), options_.profile, tree, wanted, static_cast<size_t>(memory_bytes_));
+              if (choice.bytes > static_cast<size_t>(memory_bytes_)) {
+                log::Warn("a rollout exceeds trainer.memory", {{"tokens", tree.size()}, {"bytes", choice.bytes}, {"memory", memory_bytes_}});
+              }
+              return choice;
+            }};
+  }
 
   Status LoadFrozenModels() {
     const engine::ModelConfig& policy = state_.params.config();
@@ -344,7 +361,7 @@ class Loop {
       if (groups.empty()) groups.emplace_back();
       groups[0].rollouts.push_back(std::move(rollout));
     }
-    ASSIGN_OR_RETURN(const Batch batch, BuildBatch(std::move(groups), {.merge = options_.tree, .max_chunk_nodes = max_chunk_nodes_}));
+    ASSIGN_OR_RETURN(const Batch batch, BuildBatch(std::move(groups), Layout()));
     ASSIGN_OR_RETURN(const auto logprobs, ScoreBatch(pass_, weights_, batch));
     return CheckOnPolicy(batch, logprobs, version);
   }
@@ -416,7 +433,7 @@ class Loop {
 
     ASSIGN_OR_RETURN(std::vector<Group> groups, Parse(lease, report));
     if (options_.permute_rewards) PermuteRewards(options_.seed, groups);
-    BatchOptions layout = {.merge = options_.tree, .max_chunk_nodes = max_chunk_nodes_};
+    BatchOptions layout = Layout();
     ASSIGN_OR_RETURN(Batch batch, BuildBatch(std::move(groups), layout));
     layout.silent = SilentGroups(algorithm(), batch);
     const bool any_silent = std::count(layout.silent.begin(), layout.silent.end(), 1) > 0;
@@ -561,7 +578,7 @@ class Loop {
   engine::Gradients grads_;
   engine::Buffer packed_;           // holds weights_
   engine::ComputeWeights weights_;  // of version state_.step
-  int64_t max_chunk_nodes_ = 0;
+  int64_t max_chunk_nodes_ = 0, memory_bytes_ = 0;  // of the plan: kept on resume
   bool proved_ = false;
   int64_t skips_ = 0;  // steps in a row without an optimizer step
   double checkpoint_s_ = 0;  // of the checkpoint before this step
@@ -602,9 +619,9 @@ Result<TrainTotals> ReadTrainTotals(const std::string& run_dir) {
   return totals;
 }
 
-Status RunTraining(const TrainerOptions& options, const engine::Parameters& initial, const text::TextFiles& text, TrainerDoors doors) {
+Status RunTraining(const TrainerOptions& options, engine::Parameters initial, const text::TextFiles& text, TrainerDoors doors) {
   Loop loop(options, text, doors);
-  const Status status = loop.Run(initial);
+  const Status status = loop.Run(std::move(initial));
   // Whatever fails while everything is being stopped is the stop.
   const bool stop = !status.ok() && status.code() != StatusCode::kDataLoss && doors.stopped.load();
   return stop ? Cancelled(status.message()) : status;

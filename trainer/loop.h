@@ -109,6 +109,6 @@ Result<TrainTotals> ReadTrainTotals(const std::string& run_dir);
 
 // Runs the job's training from its newest checkpoint (or from `initial`, after SFT) to the last step. OK: done. kCancelled: stopped.
 // Any other error ends the job and says why in one line; disagreement with the workers is kDataLoss.
-Status RunTraining(const TrainerOptions& options, const engine::Parameters& initial, const text::TextFiles& text, TrainerDoors doors);
+Status RunTraining(const TrainerOptions& options, engine::Parameters initial, const text::TextFiles& text, TrainerDoors doors);
 
 }  // namespace temper::trainer

@@ -84,7 +84,7 @@ Status Server::Start() { return state_->rpc->Start(); }
 
 Status Server::Run() {
   PublisherSink sink(*state_->publisher, state_->metrics, state_->options.publish_deadline_ms);
-  return RunTraining(state_->options.trainer, state_->initial, state_->text,
+  return RunTraining(state_->options.trainer, std::move(state_->initial), state_->text,
                      {.engine = *state_->engine,
                       .pool = *state_->pool,
                       .weights = sink,

@@ -91,6 +91,10 @@ Result<SftReport> RunSft(engine::Engine& engine, engine::Profile profile, const 
       weights = engine::Repack(params, profile, engine.threads(), packed);
       engine::ForwardOptions forward;
       forward.wanted = batch.wanted;
+      const engine::PassChoice choice =
+          engine::ChoosePass(params.config(), profile, batch.tree, batch.wanted, static_cast<size_t>(options.memory_bytes));
+      forward.chunk_nodes = choice.chunk_nodes;
+      forward.recompute = choice.recompute;
       ASSIGN_OR_RETURN(const std::span<const float> logprobs, pass.Forward(weights, batch.tree, forward));
       std::vector<double> sums(batch.wanted.size(), 0);
       for (int32_t node : batch.nodes) {

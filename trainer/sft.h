@@ -27,6 +27,7 @@ struct SftOptions {
   int64_t batch_tokens = 8192;  // rows are added to a batch until it has so many
   AdamWOptions optimizer;       // its schedule counts tokens: warmup_steps and total_steps are not read
   double warmup_fraction = 0.05;  // of `tokens`
+  int64_t memory_bytes = INT64_MAX;  // for activations of one forward and backward: engine::ChoosePass
 };
 
 struct SftReport {

@@ -154,6 +154,25 @@ TEST(Batch, ChunksHoldEverythingOnce) {
   }
 }
 
+// A way of computing chosen by memory could be lost on the way to the engine.
+TEST(Batch, ChunksAreComputedAsChosen) {
+  std::vector<Group> groups = TwoRollouts();
+  groups.push_back(groups[0]);
+  groups.back().group = 7;
+  int asked = 0;
+  BatchOptions options = {.max_chunk_nodes = 8, .choose = [&](const engine::TreeBatch& tree, std::span<const uint8_t> wanted) {
+                            EXPECT_EQ(static_cast<size_t>(tree.size()), wanted.size());
+                            ++asked;
+                            return engine::PassChoice{.chunk_nodes = 64 * asked, .recompute = asked % 2 == 1};
+                          }};
+  const Batch batch = BuildBatch(groups, options).value();
+  ASSERT_GT(batch.chunks.size(), 1u);
+  for (size_t i = 0; i < batch.chunks.size(); ++i) {
+    EXPECT_EQ(Wanting(batch.chunks[i]).chunk_nodes, 64 * static_cast<int>(i + 1));
+    EXPECT_EQ(Wanting(batch.chunks[i]).recompute, i % 2 == 0);
+  }
+}
+
 // Broken input could crash the trainer or be trained.
 // A group left out of the backward pass could take others with it, or lose its own logprobs.
 TEST(Batch, SilentGroupsGetChunksOfTheirOwn) {
