@@ -107,17 +107,23 @@ bool JobProcess::WaitSteps(int steps, double limit_s) {
 }
 
 pid_t JobProcess::RolePid(const std::string& role) const {
+  const std::vector<pid_t> pids = RolePids(role);
+  return pids.empty() ? -1 : pids[0];
+}
+
+std::vector<pid_t> JobProcess::RolePids(const std::string& role) const {
+  std::vector<pid_t> pids;
   auto names = ListDir("/proc");
-  if (!names.ok()) return -1;
+  if (!names.ok()) return pids;
   for (const std::string& name : *names) {
     int64_t pid = 0;
     if (!ParseInt(name, &pid)) continue;
     auto line = ReadFile("/proc/" + name + "/cmdline");
     if (!line.ok()) continue;
     const std::string want = std::string("temper") + '\0' + "serve" + '\0' + role + '\0' + "--run" + '\0' + folder_ + '\0';
-    if (line->rfind(want, 0) == 0) return static_cast<pid_t>(pid);
+    if (line->rfind(want, 0) == 0) pids.push_back(static_cast<pid_t>(pid));
   }
-  return -1;
+  return pids;
 }
 
 pid_t JobProcess::SupervisorPid() const {

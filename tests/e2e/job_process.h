@@ -26,8 +26,9 @@ class JobProcess {
   void Signal(int signal);
   // Until metrics.jsonl has so many lines; false after `limit_s` or when the job ended before.
   bool WaitSteps(int steps, double limit_s);
-  // The process of a role; -1 when there is none.
+  // The process of a role; -1 when there is none. All of them, where a job has several.
   pid_t RolePid(const std::string& role) const;
+  std::vector<pid_t> RolePids(const std::string& role) const;
 
   // -1 when state.json does not say it yet.
   pid_t SupervisorPid() const;
