@@ -37,6 +37,7 @@ class Bpe {
   size_t BytesThatShow(std::string_view text) const;
   // Every byte has a token.
   bool complete() const { return complete_; }
+  const char* kind() const { return byte_level_ ? "byte-level BPE" : byte_fallback_ ? "BPE with byte fallback" : "BPE"; }
 
  private:
   struct Hash {

@@ -369,6 +369,7 @@ size_t Tokenizer::LeastTokens(std::string_view text) const {
   return impl_->token_bytes_max == 0 ? 0 : impl_->model.BytesThatShow(text) / impl_->token_bytes_max;
 }
 
+const char* Tokenizer::kind() const { return impl_->model.kind(); }
 int32_t Tokenizer::size() const { return static_cast<int32_t>(impl_->bytes.size()); }
 
 const std::vector<AddedToken>& Tokenizer::added_tokens() const { return impl_->added; }

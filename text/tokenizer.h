@@ -82,6 +82,8 @@ class Tokenizer {
   size_t LeastTokens(std::string_view text) const;
   // One past the largest id.
   int32_t size() const;
+  // "byte-level BPE", "BPE with byte fallback" or "BPE".
+  const char* kind() const;
   const std::vector<AddedToken>& added_tokens() const;
 
   // The text of a tokenizer.json that Hugging Face libraries load: the one it was loaded from, or made from the GGUF's.

@@ -12,6 +12,9 @@
 
 #include "common/file.h"
 #include "engine/files/model_file.h"
+#include "engine/kv_pool.h"
+#include "engine/memory.h"
+#include "engine/train_pass.h"
 #include "engine/weights.h"
 #include "text/json.h"
 #include "text/text_model.h"
@@ -241,14 +244,23 @@ constexpr char kInspectHelp[] =
     "the model is not supported. Exit code 1 when it cannot run.\n";
 
 Value MemoryOf(const ModelConfig& c, int64_t parameters) {
-  const int64_t kv_elements = int64_t{2} * c.layers * c.kv_dim();
+  // What a token more adds to a pass that keeps everything, or only the inputs of layers.
+  const auto pass = [&](Profile profile, bool recompute) {
+    const auto of = [&](int64_t nodes) { return static_cast<int64_t>(TrainPass::EstimateBytes(c, profile, nodes, 0, recompute)); };
+    return (of(1 << 16) - of(1 << 15)) >> 15;
+  };
+  const auto kv = [&](Profile profile) { return static_cast<int64_t>(KvPool::PageBytes(c, profile)) / kPagePositions; };
   return text::MakeDict({{"master_weights_bytes", parameters * 4},
                          {"gradients_bytes", parameters * 4},
                          {"optimizer_bytes", parameters * 8},
                          {"compute_weights_bf16_bytes", static_cast<int64_t>(ComputeBytes(c, Profile::kBf16))},
                          {"compute_weights_f32_bytes", static_cast<int64_t>(ComputeBytes(c, Profile::kF32))},
-                         {"kv_bytes_per_token_bf16", kv_elements * 2},
-                         {"kv_bytes_per_token_f32", kv_elements * 4}});
+                         {"kv_bytes_per_token_bf16", kv(Profile::kBf16)},
+                         {"kv_bytes_per_token_f32", kv(Profile::kF32)},
+                         {"training_bytes_per_token_bf16", pass(Profile::kBf16, false)},
+                         {"training_bytes_per_token_f32", pass(Profile::kF32, false)},
+                         {"training_layers_again_bytes_per_token_bf16", pass(Profile::kBf16, true)},
+                         {"training_layers_again_bytes_per_token_f32", pass(Profile::kF32, true)}});
 }
 
 int RunInspect(int argc, char** argv) {
@@ -270,11 +282,10 @@ int RunInspect(int argc, char** argv) {
   out.Set("tensor_bytes", bytes);
   out.Set("types", types);
   text::List unsupported;
-  auto model = LoadModelConfig(*path);
-  if (model.ok()) {
-    const ModelConfig& c = model->config;
-    int64_t parameters = 0;
-    for (const TensorSpec& spec : TensorSpecs(c)) parameters += spec.size;
+  for (const std::string& what : summary->unsupported) unsupported.push_back(what);
+  if (summary->config) {
+    const ModelConfig& c = *summary->config;
+    const int64_t parameters = ParameterCount(c);
     out.Set("parameters", parameters);
     out.Set("config", text::MakeDict({{"family", FamilyName(c.family)},
                                       {"vocab", c.vocab},
@@ -293,14 +304,13 @@ int RunInspect(int argc, char** argv) {
     out.Set("memory", MemoryOf(c, parameters));
   } else {
     out.Set("parameters", elements);
-    unsupported.push_back(model.status().message());
   }
   auto files = LoadTextFiles(*path);
   auto text = files.ok() ? text::LoadTextModel(*files) : Result<text::TextModel>(files.status());
   if (text.ok()) {
     int64_t special = 0;
     for (const text::AddedToken& t : text->tokenizer.added_tokens()) special += t.special;
-    out.Set("tokenizer", text::MakeDict({{"kind", "byte-level BPE"}, {"pre", files->gguf ? Value(files->gguf->pre) : Value(nullptr)},
+    out.Set("tokenizer", text::MakeDict({{"kind", text->tokenizer.kind()}, {"pre", files->gguf ? Value(files->gguf->pre) : Value(nullptr)},
                                          {"tokens", text->tokenizer.size()}, {"special_tokens", special}}));
     out.Set("chat_template", text->chat_template ? Value(text::MakeDict({{"bytes", static_cast<int64_t>(text->chat_template->source().size())},
                                                                          {"tool_format", text::ToolFormatName(text->tool_format)}}))

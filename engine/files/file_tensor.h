@@ -29,6 +29,12 @@ struct FileTensor {
   std::span<const std::byte> bytes;
 };
 
+// A tensor whose numbers cannot be read: of a type that is not implemented.
+struct ForeignTensor {
+  std::string name, type;  // the type as its format calls it
+  int64_t count = 0;       // elements
+};
+
 // InvalidArgument naming two tensors that share bytes of the file: numbers of one would be those of another, and a small file
 // could claim any amount of memory.
 Status CheckApart(std::span<const FileTensor> tensors);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <optional>
 
 #include "text/utf8.h"
@@ -116,17 +117,27 @@ std::optional<FileType> TypeOf(uint32_t number) {
   }
 }
 
+// As ggml calls it.
+std::string ForeignTypeName(uint32_t number) {
+  static const std::map<uint32_t, const char*> names = {
+      {9, "Q8_1"},     {10, "Q2_K"},    {11, "Q3_K"},   {15, "Q8_K"},   {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"}, {19, "IQ1_S"},
+      {20, "IQ4_NL"},  {21, "IQ3_S"},   {22, "IQ2_S"},  {23, "IQ4_XS"}, {24, "I8"},      {25, "I16"},    {26, "I32"},     {27, "I64"},
+      {29, "IQ1_M"},   {34, "TQ1_0"},   {35, "TQ2_0"},  {39, "MXFP4"}};
+  auto it = names.find(number);
+  return it == names.end() ? std::to_string(number) : it->second;
+}
+
 }  // namespace
 
-Result<GgufFile> GgufFile::Open(const std::string& path) {
+Result<GgufFile> GgufFile::Open(const std::string& path, std::vector<ForeignTensor>* foreign) {
   ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Open(path));
   GgufFile out(std::move(mapped));
-  const Status status = out.Parse();
+  const Status status = out.Parse(foreign);
   if (!status.ok()) return status.WithContext(path);
   return out;
 }
 
-Status GgufFile::Parse() {
+Status GgufFile::Parse(std::vector<ForeignTensor>* foreign) {
   const std::span<const std::byte> bytes = file_.bytes();
   if (bytes.size() < 24 || std::memcmp(bytes.data(), "GGUF", 4) != 0) return InvalidArgument("not a GGUF file");
   Reader in(bytes.subspan(4));
@@ -158,9 +169,13 @@ Status GgufFile::Parse() {
     }
     ASSIGN_OR_RETURN(const uint32_t type, in.Number<uint32_t>());
     const auto known = TypeOf(type);
-    if (!known) return InvalidArgument(where + ": the tensor type " + std::to_string(type) + " is not supported");
-    t.type = *known;
+    if (!known && !foreign) return InvalidArgument(where + ": the tensor type " + ForeignTypeName(type) + " is not supported");
     ASSIGN_OR_RETURN(const uint64_t offset, in.Number<uint64_t>());
+    if (!known) {
+      foreign->push_back({t.name, ForeignTypeName(type), static_cast<int64_t>(std::min<uint64_t>(t.count, INT64_MAX))});
+      continue;
+    }
+    t.type = *known;
     const auto block = static_cast<int64_t>(FileTypeBlock(t.type));
     if (block > 1 && (t.shape.empty() || t.shape.back() % block != 0)) {
       return InvalidArgument(where + ": its rows are no multiple of " + std::to_string(block));

@@ -18,8 +18,8 @@ namespace temper::engine {
 
 class GgufFile {
  public:
-  // Tensors of a type that is not implemented are an error that names tensor and type.
-  static Result<GgufFile> Open(const std::string& path);
+  // Tensors of a type that is not implemented are an error that names tensor and type; with `foreign` they are left out and listed there.
+  static Result<GgufFile> Open(const std::string& path, std::vector<ForeignTensor>* foreign = nullptr);
 
   const text::Value* Meta(std::string_view key) const;  // nullptr when absent; integers, floats, bools, strings, lists
   const std::map<std::string, text::Value, std::less<>>& metadata() const { return metadata_; }
@@ -31,7 +31,7 @@ class GgufFile {
 
  private:
   explicit GgufFile(MappedFile file) : file_(std::move(file)) {}
-  Status Parse();
+  Status Parse(std::vector<ForeignTensor>* foreign);
   MappedFile file_;
   std::map<std::string, text::Value, std::less<>> metadata_;
   std::vector<FileTensor> tensors_;

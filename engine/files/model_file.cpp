@@ -48,11 +48,11 @@ Status CheckShardName(const std::string& name) {
   return Status::Ok();
 }
 
-Result<std::unique_ptr<OpenModel>> OpenFolder(const std::string& dir) {
+Result<std::unique_ptr<OpenModel>> OpenFolder(const std::string& dir, std::vector<ForeignTensor>* foreign) {
   auto out = std::make_unique<OpenModel>();
   std::map<std::string, const FileTensor*> by_name;
   auto add = [&](const std::string& file) -> Result<SafetensorsFile*> {
-    ASSIGN_OR_RETURN(SafetensorsFile opened, SafetensorsFile::Open(dir + "/" + file));
+    ASSIGN_OR_RETURN(SafetensorsFile opened, SafetensorsFile::Open(dir + "/" + file, foreign));
     out->safetensors.push_back(std::make_unique<SafetensorsFile>(std::move(opened)));
     return out->safetensors.back().get();
   };
@@ -74,6 +74,7 @@ Result<std::unique_ptr<OpenModel>> OpenFolder(const std::string& dir) {
         ASSIGN_OR_RETURN(shard, add(file.as_string()));
       }
       const FileTensor* t = shard->Find(name.as_string());
+      if (!t && foreign && std::any_of(foreign->begin(), foreign->end(), [&](const ForeignTensor& f) { return f.name == name.as_string(); })) continue;
       if (!t) return InvalidArgument(dir + "/" + file.as_string() + ": tensor " + name.as_string() + " is missing");
       by_name[name.as_string()] = t;
     }
@@ -114,9 +115,9 @@ std::string HuggingFaceName(Family family, const std::string& gguf) {
   return "";
 }
 
-Result<std::unique_ptr<OpenModel>> OpenGguf(const std::string& path) {
+Result<std::unique_ptr<OpenModel>> OpenGguf(const std::string& path, std::vector<ForeignTensor>* foreign) {
   auto out = std::make_unique<OpenModel>();
-  ASSIGN_OR_RETURN(GgufFile file, GgufFile::Open(path));
+  ASSIGN_OR_RETURN(GgufFile file, GgufFile::Open(path, foreign));
   out->gguf = std::make_unique<GgufFile>(std::move(file));
   std::map<std::string, const FileTensor*> by_name;
   const auto family = GgufFamily(*out->gguf);
@@ -140,7 +141,10 @@ Result<std::unique_ptr<OpenModel>> OpenGguf(const std::string& path) {
   return out;
 }
 
-Result<std::unique_ptr<OpenModel>> Open(const std::string& path) { return IsDirectory(path) ? OpenFolder(path) : OpenGguf(path); }
+// `foreign` as of GgufFile::Open.
+Result<std::unique_ptr<OpenModel>> Open(const std::string& path, std::vector<ForeignTensor>* foreign = nullptr) {
+  return IsDirectory(path) ? OpenFolder(path, foreign) : OpenGguf(path, foreign);
+}
 
 Result<ModelConfig> ConfigOf(const OpenModel& model, const std::string& path) {
   if (model.gguf) return ConfigFromGguf(*model.gguf);
@@ -295,13 +299,35 @@ Result<ModelFile> LoadModelConfig(const std::string& model) { return Load(model,
 Result<text::TextFiles> LoadTextFiles(const std::string& model) {
   ASSIGN_OR_RETURN(const std::string path, ResolveModel(model));
   if (IsDirectory(path)) return TextFilesAt(path, nullptr);
-  ASSIGN_OR_RETURN(const GgufFile gguf, GgufFile::Open(path));
+  std::vector<ForeignTensor> foreign;  // no text is in tensors
+  ASSIGN_OR_RETURN(const GgufFile gguf, GgufFile::Open(path, &foreign));
   return TextFilesAt(path, &gguf);
 }
 
 Result<TensorSummary> SummariseTensors(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<OpenModel> open, Open(path));
+  std::vector<ForeignTensor> foreign;
+  ASSIGN_OR_RETURN(const std::unique_ptr<OpenModel> open, Open(path, &foreign));
   TensorSummary out;
+  std::map<std::string, const ForeignTensor*> first;  // of each type
+  for (const ForeignTensor& t : foreign) {
+    TensorSummary::Type& type = out.types[t.type];
+    ++type.tensors;
+    type.elements += t.count;
+    first.emplace(t.type, &t);
+  }
+  for (const auto& [type, t] : first) {
+    const int64_t others = out.types[type].tensors - 1;
+    out.unsupported.push_back("tensor type " + type + " (" + t->name + (others ? " and " + std::to_string(others) + " more" : "") + ")");
+  }
+  auto config_of = ConfigOf(*open, path);
+  if (!config_of.ok()) {
+    out.unsupported.push_back(config_of.status().message());
+  } else {
+    // With tensors left out others would be called missing.
+    const Status tensors = foreign.empty() ? CheckTensors(*open, *config_of, path) : Status::Ok();
+    if (!tensors.ok()) out.unsupported.push_back(tensors.message());
+    else out.config = *config_of;
+  }
   for (const std::string& name : open->tensors.names) {
     const FileTensor* t = open->tensors.find(name);
     TensorSummary::Type& type = out.types[FileTypeName(t->type)];

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,8 +45,12 @@ struct TensorSummary {
   };
   std::string format;        // "safetensors" | "gguf"
   std::string architecture;  // as the file calls it
-  std::map<std::string, Type> types;
+  std::map<std::string, Type> types;  // foreign ones too; their bytes are not known
+  std::optional<ModelConfig> config;  // where the architecture is supported
+  // All that keeps it from being loaded: the architecture or a part of it, types of tensors, tensors missing or too many.
+  std::vector<std::string> unsupported;
 };
+// InvalidArgument: a broken file.
 Result<TensorSummary> SummariseTensors(const std::string& path);
 
 // Writes `dir` (created when absent) as a Hugging Face folder: config.json, model.safetensors, and the text files; transformers

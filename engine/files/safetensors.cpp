@@ -28,7 +28,7 @@ T Load(const std::byte* p) {
 
 }  // namespace
 
-Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
+Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path, std::vector<ForeignTensor>* foreign) {
   ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Open(path));
   SafetensorsFile out(std::move(mapped));
   const std::span<const std::byte> bytes = out.file_.bytes();
@@ -59,8 +59,7 @@ Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
     for (FileType f : {FileType::kF32, FileType::kF16, FileType::kBF16, FileType::kF64}) {
       if (dtype == FileTypeName(f)) type = f;
     }
-    if (!type) return bad("tensor " + name + ": the dtype '" + dtype + "' is not supported");
-    t.type = *type;
+    if (!type && !foreign) return bad("tensor " + name + ": the dtype '" + dtype + "' is not supported");
     const text::Value *shape = value.Find("shape"), *offsets = value.Find("data_offsets");
     if (!shape || !shape->is_list() || shape->as_list().size() > kMaxDims) return bad("tensor " + name + ": shape is missing or malformed");
     t.count = 1;
@@ -69,6 +68,11 @@ Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
       t.shape.push_back(dim.as_int());
       if (__builtin_mul_overflow(t.count, static_cast<uint64_t>(dim.as_int()), &t.count)) return bad("tensor " + name + ": shape is beyond the file");
     }
+    if (!type) {
+      foreign->push_back({name, dtype, static_cast<int64_t>(std::min<uint64_t>(t.count, INT64_MAX))});
+      continue;
+    }
+    t.type = *type;
     if (!offsets || !offsets->is_list() || offsets->as_list().size() != 2 || !offsets->as_list()[0].is_int() || !offsets->as_list()[1].is_int()) {
       return bad("tensor " + name + ": data_offsets is missing or malformed");
     }

@@ -19,7 +19,8 @@ namespace temper::engine {
 
 class SafetensorsFile {
  public:
-  static Result<SafetensorsFile> Open(const std::string& path);
+  // Tensors of a type that is not implemented are an error that names tensor and type; with `foreign` they are left out and listed there.
+  static Result<SafetensorsFile> Open(const std::string& path, std::vector<ForeignTensor>* foreign = nullptr);
 
   const std::vector<FileTensor>& tensors() const { return tensors_; }  // in order of the header
   const FileTensor* Find(std::string_view name) const;

@@ -165,6 +165,59 @@ TEST_F(Doors, ModelsAreInspectedExportedScoredAndDrawnFrom) {
   for (size_t i = 0; i < 30; ++i) EXPECT_EQ(again.at("logprobs").at(3 + i), few.at("logprobs").at(i)) << i;
 }
 
+// A model could be called something it is not, its memory be another than what is allocated, or a part that is not supported go unnamed.
+TEST_F(Doors, InspectSaysWhatAModelIsAndWhatIsNotSupported) {
+  Ask({"model", "export", kModel, folder_ + "/exported"});
+  for (const auto& [path, format] : {std::pair(kModel, "gguf"), {folder_ + "/exported", "safetensors"}}) {
+    const json::value said = Ask({"model", "inspect", path});
+    EXPECT_EQ(said.at("format"), format);
+    EXPECT_EQ(said.at("architecture"), "llama");
+    EXPECT_EQ(said.at("unsupported").as_array().size(), 0u);
+    EXPECT_EQ(said.at("tensors").as_int64(), 20);
+    int64_t elements = 0;
+    for (const auto& type : said.at("types").as_object()) elements += type.value().at("elements").as_int64();
+    EXPECT_EQ(elements, said.at("parameters").as_int64());
+    EXPECT_EQ(said.at("tokenizer").at("kind"), "byte-level BPE");
+    EXPECT_TRUE(said.at("chat_template").at("tool_format").is_string());
+    const json::value& memory = said.at("memory");
+    EXPECT_EQ(memory.at("master_weights_bytes").as_int64(), 4 * 78464);
+    EXPECT_EQ(memory.at("optimizer_bytes").as_int64(), 8 * 78464);
+    for (const char* profile : {"bf16", "f32"}) {
+      const auto of = [&](const std::string& use) { return memory.at(use + "_" + profile).as_int64(); };
+      // Two layers of two heads of 16 (keys padded to 32).
+      EXPECT_EQ(of("kv_bytes_per_token"), 2 * 2 * (32 + 16) * (profile[0] == 'b' ? 2 : 4));
+      EXPECT_LT(of("training_layers_again_bytes_per_token"), of("training_bytes_per_token"));
+    }
+  }
+  const auto inspect = [&](const std::string& path, int code) {
+    std::string output;
+    EXPECT_EQ(JobProcess::Door({"model", "inspect", path}, &output), code) << output;
+    auto value = ParseJson(Split(std::string(Trim(output)), '\n').back());
+    return value.ok() ? *value : json::value(json::object{{"unsupported", json::array{output}}});
+  };
+  // A type of tensors that is not implemented, an architecture that is not, and a broken file.
+  std::string bytes = *ReadFile(kModel);
+  const size_t norm = bytes.find("blk.1.attn_q.weight");
+  ASSERT_NE(norm, std::string::npos);
+  bytes[norm + 19 + 4 + 2 * 8] = 10;  // after the name: two dimensions, then the type
+  ASSERT_TRUE(WriteFile(folder_ + "/q2.gguf", bytes).ok());
+  const json::value foreign = inspect(folder_ + "/q2.gguf", 1);
+  ASSERT_EQ(foreign.at("unsupported").as_array().size(), 1u) << PrintJson(foreign);
+  EXPECT_EQ(foreign.at("unsupported").at(0), "tensor type Q2_K (blk.1.attn_q.weight)");
+  EXPECT_EQ(foreign.at("types").at("Q2_K").at("tensors").as_int64(), 1);
+  EXPECT_TRUE(foreign.as_object().contains("tokenizer")) << "the rest is told";
+  std::string config = *ReadFile(folder_ + "/exported/config.json");
+  config.replace(config.find("\"llama\""), 7, "\"phi3\"");
+  ASSERT_TRUE(WriteFile(folder_ + "/exported/config.json", config).ok());
+  const json::value other = inspect(folder_ + "/exported", 1);
+  EXPECT_EQ(other.at("architecture"), "phi3");
+  ASSERT_EQ(other.at("unsupported").as_array().size(), 1u) << PrintJson(other);
+  EXPECT_NE(std::string(other.at("unsupported").at(0).as_string()).find("phi3"), std::string::npos) << PrintJson(other);
+  ASSERT_TRUE(WriteFile(folder_ + "/cut.gguf", bytes.substr(0, 600)).ok());
+  const json::value broken = inspect(folder_ + "/cut.gguf", 2);
+  EXPECT_NE(std::string(broken.at("unsupported").at(0).as_string()).find("cut.gguf"), std::string::npos) << PrintJson(broken);
+}
+
 // A script that fetches whatever model it is given would fail on one that lies there, or pass over one that does not.
 TEST_F(Doors, FetchLeavesAPathAlone) {
   EXPECT_EQ(Ask({"model", "fetch", kModel}).at("path").as_string(), kModel);
