@@ -19,6 +19,16 @@ LayerSpec LayerOf(const ModelConfig& c, int layer) {
   return spec;
 }
 
+int LongestWindow(const ModelConfig& config) {
+  int longest = 0;
+  for (int l = 0; l < config.layers; ++l) {
+    const int window = LayerOf(config, l).window;
+    if (window == 0) return 0;
+    longest = std::max(longest, window);
+  }
+  return longest;
+}
+
 ModelSpec SpecOf(const ModelConfig& c) {
   ModelSpec spec;
   if (c.family == Family::kGemma3) {

@@ -39,6 +39,8 @@ struct LayerSpec {
   double score_cap = 0;
 };
 LayerSpec LayerOf(const ModelConfig& config, int layer);
+// The window of the layer that sees the farthest back; 0 when one sees everything. What lies before it is needed by no later token.
+int LongestWindow(const ModelConfig& config);
 
 struct ModelSpec {
   double gain_offset = 0;

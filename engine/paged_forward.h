@@ -16,7 +16,7 @@ namespace temper::engine {
 struct PagedSequence {
   std::span<const int32_t> tokens;  // at positions start, start+1, …; at least one
   int start = 0;
-  std::span<const int32_t> pages;  // page i holds positions 64i …; covers start + tokens.size()
+  std::span<const int32_t> pages;  // page i holds positions 64i …; covers start + tokens.size(); -1 where every layer's window has passed
   // Which of `tokens` want a row of logits (increasing indices); decoding asks for the last one only.
   std::span<const int32_t> logits;
   float inv_temperature = 1;  // multiplies the logits

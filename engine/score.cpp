@@ -88,9 +88,8 @@ void ScorePages(Engine& engine, const ComputeWeights& weights, const std::vector
   KvPool pool(weights.config(), weights.profile(), pages);
   PagedForward pass(engine, pool);
   std::vector<std::vector<int32_t>> tables(end - begin);
-  for (size_t i = begin; i < end; ++i) {
-    for (size_t p = 0; p < rows[i].ids.size(); p += kPagePositions) tables[i - begin].push_back(pool.Allocate());
-  }
+  std::vector<size_t> behind(end - begin, 0);  // pages given back: every layer's window has passed them
+  const auto window = static_cast<size_t>(LongestWindow(weights.config()));
   std::vector<int32_t> all(std::min<size_t>(chunk, longest));
   std::iota(all.begin(), all.end(), 0);
   for (size_t start = 0; start < longest; start += chunk) {
@@ -100,6 +99,9 @@ void ScorePages(Engine& engine, const ComputeWeights& weights, const std::vector
       const auto& ids = rows[i].ids;
       if (ids.size() <= start) continue;
       const size_t n = std::min<size_t>(chunk, ids.size() - start);
+      std::vector<int32_t>& table = tables[i - begin];
+      for (size_t& p = behind[i - begin]; window && (p + 1) * kPagePositions + window <= start + 1; ++p) pool.Release(std::exchange(table[p], -1));
+      while (table.size() * kPagePositions < start + n) table.push_back(pool.Allocate());
       batch.push_back({std::span(ids).subspan(start, n), static_cast<int>(start), tables[i - begin], std::span(all).first(n),
                        InverseTemperature(rows[i])});
       who.push_back(i);

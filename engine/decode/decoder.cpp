@@ -26,7 +26,8 @@ struct Sequence {
   size_t prompt = 0;
   int64_t computed = 0;         // positions whose keys and values are in the pages
   std::vector<int32_t> pages;
-  size_t entered = 0;           // pages that are in the cache
+  size_t entered = 0;           // pages that went into the cache
+  size_t behind = 0;            // pages given back: every layer's window has passed them (-1 in `pages`)
   bool started = false;
   bool mixed = false;           // keys and values of more than one version (kSpan)
   uint32_t cached_tokens = 0;
@@ -73,13 +74,39 @@ struct Decoder::State {
   std::vector<StepRow> rows;
   std::vector<StepLogits> logits;
 
+  // Pages of `s` may go into the cache: they are of one version, and those before them are there.
+  bool MayEnter(const Sequence& s) const { return !s.mixed && (s.entered == 0 || (s.entered > s.behind && cache.Cached(s.pages[s.entered - 1]))); }
+
+  // Pages that no token from `position` on sees.
+  int PagesBehind(int64_t position) const {
+    const int64_t window = model->window();
+    return window == 0 ? 0 : static_cast<int>(std::max<int64_t>(0, position - window + 1) / kPage);
+  }
+
+  // Gives back the pages that no later token sees, but the one below which the next is entered.
+  void DropBehindWindow(Sequence* s) {
+    const auto passed = static_cast<size_t>(PagesBehind(s->computed));
+    const size_t end = MayEnter(*s) ? std::min(passed, s->entered > 0 ? s->entered - 1 : 0) : passed;
+    for (; s->behind < end; ++s->behind) {
+      cache.Release(s->pages[s->behind]);
+      s->pages[s->behind] = -1;
+    }
+  }
+
+  // Pages that a sequence of so many tokens holds at once, at the most.
+  int PagesOf(int64_t tokens) const {
+    const int64_t window = model->window();
+    return window == 0 ? PagesFor(tokens) : std::min(PagesFor(tokens), PagesFor(window + options.chunk_tokens) + 2);
+  }
+
   // `keep_tail`: its last page stays in the cache, for a prompt that continues it.
   void ReleasePages(Sequence* s, bool keep_tail) {
     const size_t partial = static_cast<size_t>(s->computed) / kPage;
     const size_t filled = static_cast<size_t>(s->computed) % kPage;
     // From the end, so that a page is never without the page before it.
     for (size_t i = s->pages.size(); i-- > 0;) {
-      if (keep_tail && !s->mixed && i == partial && filled > 0 && s->entered == i) {
+      if (i < s->behind) break;
+      if (keep_tail && MayEnter(*s) && i == partial && filled > 0 && s->entered == i) {
         std::span<const int32_t> tokens(s->tokens.data() + i * kPage, filled);
         cache.EnterTail(version, std::span<const int32_t>(s->pages.data(), i), tokens, s->pages[i]);
       } else {
@@ -89,6 +116,7 @@ struct Decoder::State {
     s->pages.clear();
     s->computed = 0;
     s->entered = 0;
+    s->behind = 0;
     s->mixed = false;
   }
 
@@ -109,7 +137,8 @@ struct Decoder::State {
     const int64_t most = static_cast<int64_t>(s.tokens.size()) - 1;
     int64_t coming = 0;
     for (const auto& r : running) {
-      if (r->mixed) continue;
+      // What it has given back, or will not enter, is of no use.
+      if (!MayEnter(*r) || r->behind > found.path.size()) continue;
       const int64_t common_max = std::min<int64_t>(most, static_cast<int64_t>(r->tokens.size()));
       // Cheap refusals first: too short to help, or another token where the cached part ends.
       if (common_max <= found.positions() || !std::equal(s.tokens.begin(), s.tokens.begin() + found.positions() + 1, r->tokens.begin())) continue;
@@ -132,7 +161,7 @@ struct Decoder::State {
       Sequence* s = waiting[i].get();
       Prefix prefix = FindPrefix(*s);
       // Room for everything known plus one token, and one page of growth for each sequence that runs already.
-      int need = PagesFor(static_cast<int64_t>(s->tokens.size()) + 1) - static_cast<int>(prefix.path.size());
+      int need = PagesOf(static_cast<int64_t>(s->tokens.size()) + 1) - (static_cast<int>(prefix.path.size()) - PagesBehind(prefix.positions()));
       // Alone it is always let in: should it fill the pool, it ends there.
       bool fits = running.empty() || cache.available_pages() >= need + static_cast<int>(running.size());
       if (!fits || prefix.wait) {
@@ -154,6 +183,7 @@ struct Decoder::State {
         }
         cache.Release(prefix.partial.page);
       }
+      DropBehindWindow(s);
       if (!s->started) {
         s->started = true;
         s->cached_tokens = static_cast<uint32_t>(s->computed);
@@ -239,8 +269,7 @@ struct Decoder::State {
   }
 
   void EnterFullPages(Sequence* s) {
-    if (s->mixed) return;
-    while (static_cast<int64_t>(s->entered + 1) * kPage <= s->computed) {
+    while (MayEnter(*s) && static_cast<int64_t>(s->entered + 1) * kPage <= s->computed) {
       std::span<const int32_t> path(s->pages.data(), s->entered);
       std::span<const int32_t> tokens(s->tokens.data() + s->entered * kPage, kPage);
       s->pages[s->entered] = cache.Insert(version, path, tokens, s->pages[s->entered]);
@@ -294,7 +323,8 @@ Result<uint64_t> Decoder::Add(DecodeRequest request) {
     }
   }
   RETURN_IF_ERROR(CheckSampling(request.sampling));
-  const int64_t limit = std::min<int64_t>(s.model->max_positions(), int64_t{s.model->pages()} * kPage);
+  const bool slides = s.PagesOf(s.model->max_positions()) <= s.model->pages();  // any length fits
+  const int64_t limit = slides ? s.model->max_positions() : std::min<int64_t>(s.model->max_positions(), int64_t{s.model->pages()} * kPage);
   if (static_cast<int64_t>(request.ids.size()) >= limit) {
     return InvalidArgument("the prompt has " + std::to_string(request.ids.size()) + " tokens; with one to draw at most " +
                            std::to_string(limit) + " positions fit");
@@ -355,6 +385,7 @@ bool Decoder::Step(std::vector<DecodeEvent>* events) {
     Sequence* q = s.plan[i].sequence;
     q->computed += s.plan[i].take;
     s.EnterFullPages(q);
+    s.DropBehindWindow(q);
     if (!s.rows[i].want_logits) continue;
     ++s.stats.batch_rows;
     if (s.DrawNext(q, s.logits[i], events)) ended.push_back(q);

@@ -13,7 +13,8 @@ namespace temper::engine {
 class ComputeWeights;
 
 // Tokens of one sequence at positions start … start + tokens.size() - 1. `pages` covers positions 0 … of the sequence in
-// pages of 64; keys and values of the tokens are written to their pages, those before `start` are read.
+// pages of 64; keys and values of the tokens are written to their pages, those before `start` are read. A page whose positions
+// all lie before the window of `start` may be -1.
 struct StepRow {
   std::span<const int32_t> tokens;
   int64_t start = 0;
@@ -32,6 +33,8 @@ class StepModel : public PageSource {
  public:
   virtual int vocab() const = 0;
   virtual int max_positions() const = 0;
+  // A token sees itself and so many positions less one before it, in the layer that sees the most; 0: all of them.
+  virtual int window() const { return 0; }
   // Later runs read these weights. Between two runs only; the model keeps a copy (which shares the mapping).
   virtual void SetWeights(const ComputeWeights& weights) = 0;
   // Copies keys and values of the first `positions` positions of one page to another that is empty.

@@ -5,7 +5,7 @@
 namespace temper::engine {
 
 PagedModel::PagedModel(Engine& engine, const ModelConfig& config, Profile profile, int pages)
-    : engine_(engine), pool_(config, profile, pages), forward_(engine, pool_) {}
+    : engine_(engine), pool_(config, profile, pages), window_(LongestWindow(config)), forward_(engine, pool_) {}
 
 void PagedModel::SetWeights(const ComputeWeights& weights) {
   TEMPER_CHECK(weights.profile() == pool_.profile() && weights.config().vocab == pool_.config().vocab &&

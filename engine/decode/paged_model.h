@@ -19,6 +19,7 @@ class PagedModel : public StepModel {
 
   int vocab() const override { return pool_.config().vocab; }
   int max_positions() const override { return pool_.config().max_positions; }
+  int window() const override { return window_; }
   int pages() const override { return pool_.capacity(); }
   int32_t AllocatePage() override { return pool_.Allocate(); }
   void FreePage(int32_t page) override { pool_.Release(page); }
@@ -31,6 +32,7 @@ class PagedModel : public StepModel {
  private:
   const Engine& engine_;
   KvPool pool_;
+  int window_ = 0;
   PagedForward forward_;
   ComputeWeights weights_;
   std::vector<PagedSequence> sequences_;

@@ -87,7 +87,6 @@ struct RadixCache::State {
 
   // Puts a page that one sequence holds into the tree.
   void Attach(int32_t id, const NodeKey& key, int filled) {
-    if (key.parent != kRoot) TEMPER_CHECK(pages[key.parent].refs > 0);
     Page& p = pages[id];
     p.key = key;
     p.filled = filled;
@@ -113,6 +112,25 @@ struct RadixCache::State {
       --idle_cached;
       FreeNow(id);
     }
+  }
+
+  // Takes a page and all below it out of the tree.
+  void ForgetFrom(int32_t id) {
+    const std::vector<int32_t> below = pages[id].below;
+    for (int32_t child : below) ForgetFrom(child);
+    Forget(id);
+  }
+
+  // A page without a holder, whose pages below all have one: the least recently used. -1: there is none.
+  int32_t IdleAboveHeld() const {
+    int32_t best = -1;
+    for (size_t id = 0; id < pages.size(); ++id) {
+      const Page& p = pages[id];
+      if (!p.cached || p.refs > 0 || p.below.empty()) continue;
+      const bool deepest = std::none_of(p.below.begin(), p.below.end(), [&](int32_t child) { return pages[child].refs == 0; });
+      if (deepest && (best < 0 || p.last_used < pages[best].last_used)) best = static_cast<int32_t>(id);
+    }
+    return best;
   }
 
   NodeKey MakeKey(const Version& version, std::span<const int32_t> path, std::span<const int32_t> page_tokens) const {
@@ -153,8 +171,13 @@ std::vector<int32_t> RadixCache::Match(const Version& version, std::span<const i
 int32_t RadixCache::Allocate() {
   State& s = *state_;
   if (s.out == total_pages()) {
-    if (s.leaves.empty()) return -1;
-    s.Forget(s.leaves.begin()->second);
+    if (!s.leaves.empty()) {
+      s.Forget(s.leaves.begin()->second);
+    } else if (const int32_t idle = s.IdleAboveHeld(); idle >= 0) {
+      s.ForgetFrom(idle);
+    } else {
+      return -1;
+    }
   }
   int32_t id = s.source->AllocatePage();
   ++s.out;
@@ -222,6 +245,7 @@ RadixCache::Partial RadixCache::FindPartial(const Version& version, std::span<co
   return best;
 }
 
+bool RadixCache::Cached(int32_t page) const { return state_->pages[page].cached; }
 void RadixCache::Retain(int32_t page) { state_->AddRef(page); }
 void RadixCache::Release(int32_t page) { state_->DropRef(page); }
 
@@ -262,7 +286,6 @@ void RadixCache::CheckInvariants() const {
     if (p.key.parent != kRoot) {
       const Page& parent = s.pages[p.key.parent];
       TEMPER_CHECK(parent.cached && parent.key.version == p.key.version);
-      TEMPER_CHECK(p.refs == 0 || parent.refs > 0) << "page " << id << " is held, its parent is not";
       ++children[p.key.parent];
     }
   }

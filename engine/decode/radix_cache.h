@@ -3,7 +3,9 @@
 // A node is one full page: its key is (version, the 64 tokens, the parent node). A tail is the partly filled last page of a
 // sequence that ended; it is no node, but the start of it may be copied. Pages are reference counted: a running
 // sequence holds every page it reads; a page with no holder stays cached until it is evicted, least recently used leaf
-// first. Only page numbers live here, never memory: a PageSource (the KvPool) owns that. Single-threaded; the Decoder owns it.
+// first. Where layers have windows a sequence gives back pages that it no longer sees, so that a page with a holder may hang below
+// pages without: when nothing else is left these are taken too, the deepest first, and what hangs below them leaves the cache (its
+// holders keep it). What is found is therefore always whole from the first page on. Only page numbers live here, never memory: a PageSource (the KvPool) owns that. Single-threaded; the Decoder owns it.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +46,9 @@ class RadixCache {
   // Enters a filled page as the child of `path` (the pages before it, all entered). When an equal page is already there, the
   // caller's reference moves to that one and `page` becomes free; the returned number is the page to use from now on.
   int32_t Insert(const Version& version, std::span<const int32_t> path, std::span<const int32_t> page_tokens, int32_t page);
+
+  // Whether the page is in the tree: pages can be entered below it.
+  bool Cached(int32_t page) const;
 
   void Retain(int32_t page);
   void Release(int32_t page);

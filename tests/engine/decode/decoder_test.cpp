@@ -66,12 +66,12 @@ DecodeRequest RandomRequest(std::mt19937_64& rng, const std::vector<int32_t>& sh
   return r;
 }
 
-std::unique_ptr<Decoder> MakeDecoder(int pages, DecoderOptions options) {
-  return std::make_unique<Decoder>(std::make_unique<FakeModel>(kVocab, 4096, pages), options);
+std::unique_ptr<Decoder> MakeDecoder(int pages, DecoderOptions options, int window = 0) {
+  return std::make_unique<Decoder>(std::make_unique<FakeModel>(kVocab, 4096, pages, window), options);
 }
 
-Drawn Alone(const DecodeRequest& request) {
-  auto d = MakeDecoder(64, {.max_batch = 1, .chunk_tokens = 4096});
+Drawn Alone(const DecodeRequest& request, int window = 0) {
+  auto d = MakeDecoder(64, {.max_batch = 1, .chunk_tokens = 4096}, window);
   EXPECT_TRUE(d->SwapWeights({}, {1, 0}).ok());
   uint64_t id = *d->Add(request);
   return RunAll(*d)[id];
@@ -375,6 +375,53 @@ TEST(Decoder, RefusesBadRequests) {
   EXPECT_EQ(code({.ids = {1}, .sampling = {}, .stop_ids = {}, .key = {}}), StatusCode::kResourceExhausted);
 }
 
+// Goes wrong if a page is given back that a later token still sees, is kept for nothing, or is found in the cache with a hole above it.
+TEST(DecoderWindow, DrawsTheSameWithFewerPages) {
+  for (const int window : {1, 20, 64, 65, 100, 200}) {
+    for (uint64_t seed = 0; seed < 12; ++seed) {
+      SCOPED_TRACE(testing::Message() << "window " << window << ", seed " << seed);
+      std::mt19937_64 rng(seed * 31 + static_cast<uint64_t>(window));
+      std::vector<int32_t> shared(500);
+      for (int32_t& t : shared) t = static_cast<int32_t>(rng() % 5);
+      const int chunk = 1 + static_cast<int>(rng() % 90);
+      const int one = (window + chunk + 63) / 64 + 2;  // pages of one sequence, whatever its length
+      auto decoder = MakeDecoder(one + static_cast<int>(rng() % 8), {.max_batch = 1 + static_cast<int>(rng() % 5), .chunk_tokens = chunk}, window);
+      ASSERT_TRUE(decoder->SwapWeights({}, {1, 0}).ok());
+      std::vector<DecodeRequest> requests;
+      std::vector<uint64_t> ids;
+      for (int i = 0; i < 10; ++i) {
+        requests.push_back(RandomRequest(rng, shared));
+        ids.push_back(*decoder->Add(requests.back()));
+      }
+      auto out = RunAll(*decoder);
+      for (size_t i = 0; i < requests.size(); ++i) EXPECT_EQ(out[ids[i]], Alone(requests[i], window)) << i;
+      EXPECT_EQ(decoder->stats().free_pages, decoder->stats().total_pages);
+    }
+  }
+}
+
+// Goes wrong if a prefix is not reused where its pages are still there, or a sequence takes pages of those that only it has passed.
+TEST(DecoderWindow, PrefixesStayUntilPagesAreNeeded) {
+  const std::vector<int32_t> prompt(640, 7);
+  const DecodeRequest request{.ids = prompt, .sampling = {.max_tokens = 3}, .stop_ids = {}, .key = {}};
+  auto roomy = MakeDecoder(64, {.chunk_tokens = 64}, 100);
+  ASSERT_TRUE(roomy->SwapWeights({}, {1, 0}).ok());
+  (void)*roomy->Add(request);
+  RunAll(*roomy);
+  const uint64_t again = *roomy->Add(request);
+  EXPECT_GE(RunAll(*roomy)[again].cached, 576u);
+  // Six pages for ten: the front of the prefix goes, and what is behind the gap is not found.
+  auto tight = MakeDecoder(6, {.chunk_tokens = 64}, 100);
+  ASSERT_TRUE(tight->SwapWeights({}, {1, 0}).ok());
+  const uint64_t first = *tight->Add(request);
+  const Drawn drawn = RunAll(*tight)[first];
+  EXPECT_EQ(drawn.finish, Finish::kLength);
+  const uint64_t second = *tight->Add(request);
+  const Drawn repeated = RunAll(*tight)[second];
+  EXPECT_EQ(repeated, drawn);
+  EXPECT_LE(repeated.cached, 6u * 64);
+}
+
 // Goes wrong if cancels, swaps and shortage together break a count or lose a sequence: every one ends exactly once.
 TEST(Decoder, SurvivesRandomLife) {
   for (uint64_t seed = 0; seed < 40; ++seed) {
@@ -382,9 +429,10 @@ TEST(Decoder, SurvivesRandomLife) {
     std::mt19937_64 rng(seed * 77 + 1);
     std::vector<int32_t> shared(150);
     for (int32_t& t : shared) t = static_cast<int32_t>(rng() % 5);
+    const int window = seed % 2 ? 0 : 1 + static_cast<int>(rng() % 150);
     auto decoder = MakeDecoder(6 + static_cast<int>(rng() % 10),
                                {.max_batch = 1 + static_cast<int>(rng() % 6), .chunk_tokens = 1 + static_cast<int>(rng() % 90),
-                                .in_flight = rng() % 2 ? InFlight::kSpan : InFlight::kRetract});
+                                .in_flight = rng() % 2 ? InFlight::kSpan : InFlight::kRetract}, window);
     int64_t version = 0;
     ASSERT_TRUE(decoder->SwapWeights({}, {1, version}).ok());
     std::vector<uint64_t> ids;

@@ -2,6 +2,7 @@
 // pages. A page that is missing, stale, shared wrongly or written twice therefore changes what is drawn.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -14,12 +15,16 @@ namespace temper::engine {
 
 class FakeModel : public StepModel {
  public:
-  FakeModel(int vocab, int max_positions, int pages) : vocab_(vocab), max_positions_(max_positions), held_(pages, false), slots_(pages) {
+  // `window` as StepModel has it: logits depend on the tokens in it alone.
+  FakeModel(int vocab, int max_positions, int pages, int window = 0)
+      : vocab_(vocab), max_positions_(max_positions), window_(window), held_(pages, false), slots_(pages) {
     for (int i = pages - 1; i >= 0; --i) free_.push_back(i);
   }
 
   int vocab() const override { return vocab_; }
   int max_positions() const override { return max_positions_; }
+  int window() const override { return window_; }
+  int held() const { return static_cast<int>(std::count(held_.begin(), held_.end(), true)); }
   int pages() const override { return static_cast<int>(held_.size()); }
 
   int32_t AllocatePage() override {
@@ -61,7 +66,13 @@ class FakeModel : public StepModel {
       const StepRow& row = rows[r];
       tokens_run_ += row.tokens.size();
       uint64_t h = 0;
-      for (int64_t p = 0; p < row.start; ++p) h = Mix(h, Read(row, p));
+      const int64_t last = row.start + static_cast<int64_t>(row.tokens.size()) - 1;
+      const int64_t first = window_ ? std::max<int64_t>(0, last - window_ + 1) : 0;
+      // Every token of the step reads its own window, though only the last one's shows.
+      if (window_) {
+        for (int64_t p = std::max<int64_t>(0, row.start - window_ + 1); p < row.start; ++p) (void)Read(row, p);
+      }
+      for (int64_t p = first; p < row.start; ++p) h = Mix(h, Read(row, p));
       for (size_t i = 0; i < row.tokens.size(); ++i) {
         int64_t p = row.start + static_cast<int64_t>(i);
         TEMPER_CHECK(p < max_positions_);
@@ -69,7 +80,7 @@ class FakeModel : public StepModel {
         Slot& at = At(row, p);
         TEMPER_CHECK(!at.used || at == slot) << "position " << p << " written twice with different tokens";
         at = slot;
-        h = Mix(h, slot);
+        if (p >= first) h = Mix(h, slot);
       }
       if (!row.want_logits) continue;
       storage_[r].resize(vocab_);
@@ -102,7 +113,7 @@ class FakeModel : public StepModel {
   Slot& At(const StepRow& row, int64_t position) {
     TEMPER_CHECK(position / 64 < static_cast<int64_t>(row.pages.size())) << "no page for position " << position;
     int32_t page = row.pages[position / 64];
-    TEMPER_CHECK(held_[page]) << "page " << page << " is free";
+    TEMPER_CHECK(page >= 0 && held_[page]) << "page " << page << " is free";
     return slots_[page][position % 64];
   }
   Slot Read(const StepRow& row, int64_t position) {
@@ -111,7 +122,7 @@ class FakeModel : public StepModel {
     return s;
   }
 
-  int vocab_, max_positions_;
+  int vocab_, max_positions_, window_;
   std::vector<bool> held_;
   std::vector<std::vector<Slot>> slots_;
   std::vector<int32_t> free_;

@@ -71,6 +71,34 @@ TEST(RadixCache, FindsTheLongestPrefixOfItsVersion) {
   EXPECT_EQ(cache.free_pages(), 12);
 }
 
+// Goes wrong if a page that windows have passed is kept while pages are wanted, one in use is taken, or what hung below a page that was
+// taken is still found: it would be read below another page of the same number.
+TEST(RadixCache, TakesPagesAbovePagesInUse) {
+  Pages pages(5);
+  RadixCache cache(&pages);
+  const Version v{1, 0};
+  const auto tokens = Tokens(4, 1);
+  const auto path = Fill(cache, v, tokens);
+  ASSERT_EQ(path.size(), 4u);
+  for (int i : {0, 1, 2}) cache.Release(path[i]);  // its window has passed them
+  cache.CheckInvariants();
+  EXPECT_EQ(cache.available_pages(), 4);
+  ASSERT_GE(cache.Allocate(), 0);  // the fifth
+  const int32_t taken = cache.Allocate();
+  EXPECT_EQ(taken, path[2]) << "the deepest that nobody holds";
+  cache.CheckInvariants();
+  EXPECT_FALSE(cache.Cached(path[3])) << "it has no place below a page that is another's";
+  const auto found = cache.Match(v, tokens);
+  EXPECT_EQ(found, std::vector<int32_t>(path.begin(), path.begin() + 2)) << "the front is still there";
+  Release(cache, found);
+  EXPECT_EQ(cache.Allocate(), path[1]);
+  EXPECT_EQ(cache.Allocate(), path[0]);
+  EXPECT_EQ(cache.Allocate(), -1);
+  cache.Release(path[3]);
+  EXPECT_EQ(cache.Allocate(), path[3]) << "nobody holds it, and no prefix leads to it";
+  cache.CheckInvariants();
+}
+
 // Goes wrong if eviction takes a page in use, a parent before its child, or the younger leaf first.
 TEST(RadixCache, EvictsTheOldestLeaf) {
   Pages pages(6);
