@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -197,8 +198,11 @@ void PrintLine(std::string text) {
 }
 
 void PrintError(const Status& status) {
+  std::string kind = Status(status.code(), "").ToString();
+  kind.resize(kind.find(':'));
+  std::transform(kind.begin(), kind.end(), kind.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   JsonWriter w;
-  w.BeginObject().Key("error").BeginObject().Key("kind").String("bad_line").Key("message").String(status.message());
+  w.BeginObject().Key("error").BeginObject().Key("kind").String(kind).Key("message").String(status.message());
   w.EndObject().EndObject();
   PrintLine(w.Take());
 }

@@ -59,7 +59,7 @@ int RunGenerate(int argc, char** argv) {
       options.cpu = *parsed;
     } else if (arg == "--threads") {
       uint64_t threads = 0;
-      if (!ParseCount(value, &threads) || threads > 1024) return BadUsage("--threads: '" + std::string(value) + "' is no count of threads");
+      if (!ParseCount(value, &threads) || threads < 1 || threads > 1024) return BadUsage("--threads: '" + std::string(value) + "' is no count of threads (1 to 1024)");
       options.threads = static_cast<int>(threads);
     } else if (arg == "--seed") {
       if (!ParseCount(value, &seed)) return BadUsage("--seed: '" + std::string(value) + "' is no whole number");
@@ -79,7 +79,7 @@ int RunGenerate(int argc, char** argv) {
   Result<ModelFile> model = LoadModel(model_name);
   if (!model.ok()) return fail(model.status(), 2);
   Result<std::unique_ptr<Engine>> engine = Engine::Create(options);
-  if (!engine.ok()) return fail(engine.status(), 1);
+  if (!engine.ok()) return fail(engine.status(), 2);
   const ComputeWeights weights = ComputeWeights::FromParameters(model->params, profile);
   model->params = Parameters();
   const GenerateOutput output = GenerateLines(**engine, weights, *input, seed);

@@ -73,6 +73,7 @@ std::string ErrorLine(const Status& status) {
 }
 
 struct Line {
+  int64_t number = 0;  // in the input
   Result<DecodeRequest> request = DecodeRequest{};
   std::vector<int32_t> ids;
   std::vector<float> logprobs;
@@ -88,12 +89,15 @@ GenerateOutput GenerateLines(Engine& engine, const ComputeWeights& weights, std:
   std::vector<Line> lines;
   const ModelConfig& config = weights.config();
   uint64_t pages = 2;
+  int64_t number = 0;
   while (!input.empty()) {
     const size_t end = std::min(input.find('\n'), input.size());
     std::string_view text = input.substr(0, end);
     input.remove_prefix(std::min(end + 1, input.size()));
+    ++number;
     if (text.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     Line line;
+    line.number = number;
     line.request = ParseLine(text, seed, &line.wants_kept);
     if (line.request.ok()) {
       const uint64_t most = std::min<uint64_t>(line.request->ids.size() + line.request->sampling.max_tokens, static_cast<uint64_t>(config.max_positions));
@@ -136,7 +140,7 @@ GenerateOutput GenerateLines(Engine& engine, const ComputeWeights& weights, std:
   for (const Line& line : lines) {
     if (!line.status.ok()) {
       ++output.bad_lines;
-      output.text += ErrorLine(line.status) + "\n";
+      output.text += ErrorLine(line.status.WithContext("line " + std::to_string(line.number))) + "\n";
       continue;
     }
     JsonWriter w;
