@@ -110,7 +110,9 @@ Result<Options> ParseOptions(int argc, char** argv, const std::set<std::string>&
       o.numerics = value;
     }
     if (word == "--cpu") {
-      ASSIGN_OR_RETURN(o.engine.cpu, ParseCpuPath(value));
+      auto cpu = ParseCpuPath(value);
+      if (!cpu.ok()) return cpu.status().WithContext(word);
+      o.engine.cpu = *cpu;
     }
     if (word == "--threads") {
       RETURN_IF_ERROR(number(1, 1024));
