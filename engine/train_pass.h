@@ -46,8 +46,8 @@ class TrainPass {
   explicit TrainPass(Engine& engine);  // must outlive it
   ~TrainPass();
 
-  // Log-probability of every node's token given its path, at the node's own 1/T and among its kept tokens; NaN at roots. The span is valid until the
-  // next Forward. `weights` and `tree` must stay until Backward is done. InvalidArgument: a token outside the vocabulary, a
+  // Log-probability of every node's token given its path, at the node's own 1/T and among its kept tokens; NaN at roots. The span
+  // is valid until the next Forward. `weights` and `tree` must stay until Backward is done. InvalidArgument: a token outside the vocabulary, a
   // path longer than max_positions, an empty tree, a kept set that is none or lacks the token.
   Result<std::span<const float>> Forward(const ComputeWeights& weights, const TreeBatch& tree,
                                          const ForwardOptions& options = {});
@@ -55,7 +55,8 @@ class TrainPass {
   std::span<const float> hidden() const;
   // ... and a node's keys and values (KvPool::Read).
   std::vector<float> KeysValues(int node) const;
-  // Adds the gradient to `grads` (of the same config): through the kept logits alone, the set itself being constant. coef: one per node, those of roots are ignored. Deterministic: the
+  // Adds the gradient to `grads` (of the same config): through the kept logits alone, the set itself being constant. coef: one per
+  // node, those of roots are ignored. Deterministic: the
   // same bits for any thread count and kernel path. Call at most once per Forward.
   void Backward(std::span<const float> coef, Gradients& grads);
 

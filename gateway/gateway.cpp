@@ -83,6 +83,8 @@ bool KeptFits(const rollout::Chunk& chunk) {
   return true;
 }
 
+SessionLimits LimitsOf(const GatewayOptions& o) { return {.context_tokens = o.context_tokens, .kept_bytes_max = o.kept_bytes_max}; }
+
 Status CheckOptions(const OpenOptions& o) {
   if (o.session.empty() || o.session.size() > 200) return InvalidArgument("session: a name of 1 to 200 bytes is needed");
   for (unsigned char c : o.session) {
@@ -203,8 +205,7 @@ Status Gateway::Start() {
       entry->options = FromProto(record.open().request());
       entry->api_key = record.open().api_key();
       entry->origin_s = clock_.NowS() - std::max(0.0, clock_.WallS() - record.open().opened_at_s());
-      entry->session = std::make_unique<Session>(entry->options, entry->api_key, record.open().opened_at_s(), text_,
-                                                 SessionLimits{.context_tokens = options_.context_tokens, .kept_bytes_max = options_.kept_bytes_max});
+      entry->session = std::make_unique<Session>(entry->options, entry->api_key, record.open().opened_at_s(), text_, LimitsOf(options_));
       by_name_[record.session()] = entry;
       order.push_back(record.session());
     } else {
@@ -304,8 +305,7 @@ Result<Gateway::EntryPtr> Gateway::OpenEntry(const OpenOptions& options, const s
   entry->api_key = key;
   entry->origin_s = clock_.NowS();
   const double opened_at_s = clock_.WallS();
-  entry->session = std::make_unique<Session>(options, key, opened_at_s, text_,
-                                             SessionLimits{.context_tokens = options_.context_tokens, .kept_bytes_max = options_.kept_bytes_max});
+  entry->session = std::make_unique<Session>(options, key, opened_at_s, text_, LimitsOf(options_));
   std::lock_guard lock(sessions_mutex_);
   if (by_name_.count(options.session)) return AlreadyExists("session " + options.session + " exists");
   if (log_) {

@@ -30,7 +30,8 @@ struct GatewayOptions {
   std::string log_dir = {};  // "" = memory only
   std::string model_name = "policy";
   int context_tokens = 0;
-  // Of the kept sets of one session's tokens: beyond it a call ends as by its length and none begins. Its trajectory must fit into a message.
+  // Of the kept sets of one session's tokens: beyond it a call ends as by its length and none begins. A trajectory must fit into a
+  // message.
   size_t kept_bytes_max = size_t{64} << 20;
   double worker_patience_s = 60;  // how long a call is repeated while the worker is away
   double call_s_max = 600;        // of one generation

@@ -117,7 +117,8 @@ void ReadSampling(ConfigBlock root, Job* job) {
   job->sampling.repetition_stop = block.Int("repetition_stop", 0, {.min = 0, .max = 1 << 20});
   job->sampling.max_tokens = block.Int("max_tokens", 256, {.min = 1, .max = 1 << 20});
   if (job->sampling.repetition_stop >= job->sampling.max_tokens) {
-    block.Fail("repetition_stop", "has no effect: a call ends after max_tokens (" + std::to_string(job->sampling.max_tokens) + ") as it is");
+    block.Fail("repetition_stop",
+               "has no effect: a call ends after max_tokens (" + std::to_string(job->sampling.max_tokens) + ") as it is");
   }
   block.Finish();
 }

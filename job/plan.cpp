@@ -41,7 +41,8 @@ Result<Plan> MakePlan(const Job& job, const engine::ModelConfig& model, const Ma
   }
 
   if (job.sampling.top_k >= model.vocab) {
-    return InvalidArgument(fmt::format("sampling.top_k: {} has no effect, the model has {} tokens; 0 turns it off", job.sampling.top_k, model.vocab));
+    return InvalidArgument(
+        fmt::format("sampling.top_k: {} has no effect, the model has {} tokens; 0 turns it off", job.sampling.top_k, model.vocab));
   }
 
   const datapool::PoolPlan pool = datapool::Plan(job.pool);

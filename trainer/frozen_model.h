@@ -25,7 +25,8 @@ class FrozenModel {
   bool empty() const { return weights_.empty(); }
   // Of the compute form, as hexadecimal digits.
   std::string Fingerprint() const;
-  // logprobs[chunk][node] of the sampled tokens, at each token's own 1/T and among its kept tokens (docs/trainer.md says why). What `pass` held before is gone.
+  // logprobs[chunk][node] of the sampled tokens, at each token's own 1/T and among its kept tokens (docs/kept_sets.md says why). What
+  // `pass` held before is gone.
   Result<std::vector<std::vector<float>>> Score(engine::TrainPass& pass, const Batch& batch) const;
 
  private:

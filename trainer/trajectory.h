@@ -42,7 +42,8 @@ struct Group {
 };
 
 // Parses a serialised temper.v1.Trajectory and checks everything the trainer relies on: parents before children, ids inside the
-// vocabulary, finite logprobs and kept sets that are some and hold the id, one per sampled id, a finite reward where the outcome has one. kInvalidArgument names session and run.
+// vocabulary, finite logprobs and kept sets that are some and hold the id, one per sampled id, a finite reward where the outcome has
+// one. kInvalidArgument names session and run.
 Result<Rollout> ParseTrajectory(std::string_view bytes, int vocab);
 
 }  // namespace temper::trainer

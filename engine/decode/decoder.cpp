@@ -51,7 +51,10 @@ const char* FinishName(Finish finish) {
 
 struct Decoder::State {
   State(std::unique_ptr<StepModel> m, const DecoderOptions& o) 
-      : model(std::move(m)), options(o), cache(model.get()), sampler([this](std::span<const float> some) { return model->LogSumExp(some); }) {}
+      : model(std::move(m)),
+        options(o),
+        cache(model.get()),
+        sampler([this](std::span<const float> some) { return model->LogSumExp(some); }) {}
 
   std::unique_ptr<StepModel> model;
   DecoderOptions options;

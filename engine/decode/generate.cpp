@@ -43,7 +43,8 @@ Result<DecodeRequest> ParseLine(std::string_view text, uint64_t seed, bool* want
   ASSIGN_OR_RETURN(json::value value, ParseJson(text));
   JsonRef line(value);
   if (!value.is_object()) return InvalidArgument("expected an object");
-  RETURN_IF_ERROR(line.OnlyKeys({"ids", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop_ids", "seed", "repetition_stop", "kept"}));
+  RETURN_IF_ERROR(line.OnlyKeys(
+      {"ids", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop_ids", "seed", "repetition_stop", "kept"}));
   DecodeRequest r;
   ASSIGN_OR_RETURN(JsonRef ids, line.Field("ids"));
   ASSIGN_OR_RETURN(r.ids, ReadIds(ids));

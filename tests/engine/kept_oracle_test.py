@@ -50,7 +50,6 @@ def run(model, rows):
 
 
 def main():
-    # Set without change: float64 through norms, rotary angles and softmax, which libraries else keep in fp32.
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         config = LlamaConfig(vocab_size=vocab, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -65,7 +64,7 @@ def main():
         (folder / "in.json").write_text(json.dumps({"rows": rows}))
         logprobs, grads = run(model, rows)
         worst = {}
-        # transformers takes attention's softmax and the norms in fp32 whatever the model is: that bounds what it can judge.
+        # transformers computes norms and attention's softmax in fp32 whatever the model is: that bounds what it can judge.
         for numerics, tree, bound in [("f64", "on", 1e-6), ("f64", "off", 1e-6), ("f32", "on", 1e-5), ("f32", "off", 1e-5)]:
             out = subprocess.run([temper, "engine", "grad", folder / "model", "--in", folder / "in.json", "--out", folder / "g.safetensors",
                                   "--numerics", numerics, "--tree", tree], check=True, capture_output=True, text=True)
