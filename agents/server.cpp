@@ -67,6 +67,7 @@ void ChangeOneLogprob(v1::Trajectory& trajectory) {
 }
 
 struct Play {
+  size_t source = 0;
   AttemptSpec spec;
   std::shared_ptr<std::atomic<bool>> stopped = std::make_shared<std::atomic<bool>>(false);
   std::function<void(const AttemptSpec&, AttemptResult)> done;
@@ -163,13 +164,22 @@ Result<EvaluationReport> ReportFromJson(const std::string& line) {
 }
 
 struct Server::Impl {
-  Impl(const ServerOptions& o, const ServerParts& p)
-      : options(o), parts(p), runner(o.attempt, *p.scaffold, *p.gateway, *p.sandbox, *p.verifier),
-        failures(3 * int64_t{o.group_size}) {}
+  // What plays the tasks of one source. A source that is broken shows in its own row, whatever the others come to.
+  struct Player {
+    AttemptRunner runner;
+    FailureRow failures;  // under `mutex`
+  };
+
+  Impl(const ServerOptions& o, const ServerParts& p) : options(o), parts(p) {
+    for (const ServerSource& s : parts.sources) {
+      player_of.push_back(std::make_unique<Player>(Player{AttemptRunner(s.attempt, *s.scaffold, *p.gateway, *p.sandbox, *s.verifier),
+                                                          FailureRow(3 * int64_t{o.group_size})}));
+    }
+  }
 
   const ServerOptions options;
   const ServerParts parts;
-  const AttemptRunner runner;
+  std::vector<std::unique_ptr<Player>> player_of;  // of each source
   Metrics metrics;
   Clock& clock = SystemClock::Get();
 
@@ -180,7 +190,6 @@ struct Server::Impl {
   int training_open = 0;  // queued or running
   bool stopping = false;
   bool closed = false;
-  FailureRow failures;
   std::vector<std::thread> players;
   std::thread asker;
 
@@ -205,13 +214,13 @@ struct Server::Impl {
         play = std::move(queue.front());
         queue.pop_front();
         running[play.spec.session] = play.stopped;
-        place = failures.Begin();
+        place = player_of[play.source]->failures.Begin();
         metrics["attempts_running"].Set(static_cast<double>(running.size()));
       }
       const double start_s = clock.NowS();
-      AttemptResult result = *play.stopped ? AttemptResult{"aborted", "stopped", {}, "", nullptr} : runner.Run(play.spec, *play.stopped);
+      AttemptResult result = *play.stopped ? AttemptResult{"aborted", "stopped", {}, "", nullptr} : player_of[play.source]->runner.Run(play.spec, *play.stopped);
       if (result.trajectory) result.trajectory->set_wall_s(clock.NowS() - start_s);
-      Count(play.spec, place, result);
+      Count(play, place, result);
       play.done(play.spec, std::move(result));
       std::lock_guard lock(mutex);
       running.erase(play.spec.session);
@@ -221,7 +230,10 @@ struct Server::Impl {
     }
   }
 
-  void Count(const AttemptSpec& spec, int64_t place, const AttemptResult& result) {
+  bool several() const { return parts.sources.size() > 1; }
+
+  void Count(const Play& play, int64_t place, const AttemptResult& result) {
+    const AttemptSpec& spec = play.spec;
     const std::string prefix = spec.training ? "" : "eval_";
     metrics[prefix + "attempts"].Add();
     metrics[prefix + "outcome." + result.outcome].Add();
@@ -233,6 +245,7 @@ struct Server::Impl {
     std::string last_words;
     {
       std::lock_guard lock(mutex);
+      FailureRow& failures = player_of[play.source]->failures;
       const bool told = failures.too_long().has_value();
       if (result.outcome == "infra_failure") {
         failures.Fail(place, result.reason, result.detail);
@@ -243,8 +256,8 @@ struct Server::Impl {
       }
       if (failures.too_long() && !told) {
         const FailureRow::TooLong& row = *failures.too_long();
-        last_words =
-            std::to_string(row.failures) + " infrastructure failures in a row, cause '" + row.cause + "'; last words: " + row.detail;
+        last_words = std::to_string(row.failures) + " infrastructure failures in a row" +
+                     (several() ? " of source '" + parts.sources[play.source].name + "'" : "") + ", cause '" + row.cause + "'; last words: " + row.detail;
       }
     }
     if (!last_words.empty()) {
@@ -294,8 +307,14 @@ struct Server::Impl {
 
   void Enqueue(const datapool::Issue& issue) {
     Play play;
+    while (play.source < parts.sources.size() && parts.sources[play.source].name != issue.source) ++play.source;
+    if (play.source == parts.sources.size()) {
+      if (options.on_fatal) options.on_fatal("the pool issued a task of source '" + issue.source + "', which this job does not have");
+      return;
+    }
+    const TaskSource& train = *parts.sources[play.source].train;
     play.spec.session = SessionOf(issue.id);
-    play.spec.task = parts.train->Get(issue.task % parts.train->size());
+    play.spec.task = train.Get(issue.task % train.size());
     play.spec.training = true;
     play.spec.group = issue.id.group;
     play.spec.rollout = issue.id.rollout;
@@ -360,12 +379,22 @@ struct Server::Impl {
       if (it == running.end()) return;
       *it->second = true;
     }
-    runner.Stop(session);
+    StopAttempt(session);
+  }
+
+  // Which source it is of makes no difference here.
+  void StopAttempt(const std::string& session) { player_of[0]->runner.Stop(session); }
+
+  int64_t EvaluationTasks() const {
+    int64_t tasks = 0;
+    for (const ServerSource& source : parts.sources) tasks += source.eval ? source.eval->size() : 0;
+    return tasks;
   }
 
   Result<EvaluationReport> Evaluate(int64_t evaluation, int64_t version) {
     std::lock_guard one(evaluate_mutex);
-    if (!parts.eval) return FailedPrecondition("the job has no tasks.eval");
+    const int64_t tasks = EvaluationTasks();
+    if (tasks == 0) return FailedPrecondition("the job has no tasks.eval");
     if (last_report && last_report->evaluation == evaluation && last_report->version == version) return *last_report;
     ASSIGN_OR_RETURN(std::optional<EvaluationReport> before, Recorded(evaluation, version));
     if (before) return *before;
@@ -373,12 +402,12 @@ struct Server::Impl {
     auto state = std::make_shared<Evaluation>();
     state->report.evaluation = evaluation;
     state->report.version = version;
-    state->open = parts.eval->size();
+    state->open = tasks;
     state->report.rewards.resize(static_cast<size_t>(state->open));
     const double start_s = clock.NowS();
-    metrics["eval_tasks"].Set(static_cast<double>(parts.eval->size()));
+    metrics["eval_tasks"].Set(static_cast<double>(tasks));
     metrics["eval_done"].Set(0);
-    for (int64_t i = 0; i < parts.eval->size(); ++i) PlayTask(state, i, 1);
+    for (int64_t i = 0; i < tasks; ++i) PlayTask(state, i, 1);
     {
       std::unique_lock lock(state->mutex);
       while (!state->done.wait_for(lock, std::chrono::milliseconds(200), [&] { return state->open == 0; })) {
@@ -389,9 +418,9 @@ struct Server::Impl {
     if (report.tasks > 0) report.pass_rate /= static_cast<double>(report.tasks);
     report.wall_s = clock.NowS() - start_s;
     if (options.job_began_s) report.job_s = clock.NowS() - *options.job_began_s;
-    if (static_cast<double>(report.unjudged) > kUnjudgedShareMax * static_cast<double>(parts.eval->size())) {
+    if (static_cast<double>(report.unjudged) > kUnjudgedShareMax * static_cast<double>(tasks)) {
       return Aborted("evaluation " + std::to_string(evaluation) + ": " + std::to_string(report.unjudged) + " of " +
-                         std::to_string(parts.eval->size()) + " tasks could not be judged; see the agents' log");
+                         std::to_string(tasks) + " tasks could not be judged; see the agents' log");
     }
     RETURN_IF_ERROR(AppendFile(options.run_dir + "/eval.jsonl", ReportToJson(report) + "\n"));
     last_report = report;
@@ -401,7 +430,16 @@ struct Server::Impl {
   void PlayTask(std::shared_ptr<Evaluation> state, int64_t index, int32_t attempt) {
     Play play;
     play.spec.session = "e" + std::to_string(state->report.evaluation) + "." + std::to_string(index) + "." + std::to_string(attempt);
-    play.spec.task = parts.eval->Get(index);
+    int64_t of_source = index;
+    for (;; ++play.source) {
+      const TaskSource* eval = parts.sources[play.source].eval;
+      if (eval && of_source < eval->size()) break;
+      of_source -= eval ? eval->size() : 0;
+    }
+    play.spec.task = parts.sources[play.source].eval->Get(of_source);
+    // Two sources may call a family the same.
+    std::string& family = play.spec.task.family;
+    if (several()) family = parts.sources[play.source].name + (family.empty() ? "" : "/" + family);
     play.spec.evaluation = state->report.evaluation;
     play.spec.task_index = index;
     play.spec.attempt = attempt;
@@ -469,7 +507,7 @@ void Server::Stop() {
     impl_->work.notify_all();
     impl_->idle.notify_all();
   }
-  for (const std::string& session : sessions) impl_->runner.Stop(session);
+  for (const std::string& session : sessions) impl_->StopAttempt(session);
   if (impl_->asker.joinable()) impl_->asker.join();
   for (std::thread& player : impl_->players) player.join();
   if (impl_->rpc) impl_->rpc->Stop();

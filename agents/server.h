@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "agents/attempt.h"
 #include "agents/client.h"
@@ -24,9 +25,8 @@
 namespace temper::agents {
 
 struct ServerOptions {
-  AttemptOptions attempt;
   int concurrency = 32;
-  int group_size = 8;          // 3·group_size infrastructure failures in a row from one cause are fatal
+  int group_size = 8;          // 3·group_size infrastructure failures in a row, of one source and from one cause, are fatal
   std::string run_dir;         // eval.jsonl, attempts/
   std::optional<double> job_began_s;  // the clock's reading that `job_s` of eval.jsonl counts from; absent: no `job_s`
   std::string incarnation;     // names this process to the pool
@@ -36,14 +36,21 @@ struct ServerOptions {
   std::function<void(const std::string&)> on_stop;  // Role.Stop was called
 };
 
-struct ServerParts {
+// Where some of the tasks come from, what plays them and what judges them.
+struct ServerSource {
+  std::string name;  // as the pool's issues say it
+  AttemptOptions attempt;
   const TaskSource* train = nullptr;
-  const TaskSource* eval = nullptr;  // null: no evaluation
+  const TaskSource* eval = nullptr;  // null: none of an evaluation's tasks are of this source
   const Scaffold* scaffold = nullptr;
+  verifiers::Verifier* verifier = nullptr;
+};
+
+struct ServerParts {
+  std::vector<ServerSource> sources;  // at least one; an evaluation has their tasks in this order
   datapool::DataPool* pool = nullptr;
   gateway::GatewayControl* gateway = nullptr;
   sandbox::SandboxService* sandbox = nullptr;
-  verifiers::Verifier* verifier = nullptr;
 };
 
 class Server : public Agents {

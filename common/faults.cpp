@@ -59,6 +59,11 @@ void Faults::Arm(const std::string& name, const std::string& action, int at) {
   points_[name] = Point{action, at, 0};
 }
 
+bool Faults::Armed(const char* name) {
+  std::lock_guard lock(mutex_);
+  return points_.count(name) > 0;
+}
+
 Status Faults::Hit(const char* name) {
   std::string action;
   {

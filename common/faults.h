@@ -26,6 +26,8 @@ class Faults {
 
   // Marks a fault point. OK unless `fail` is armed here and this is its turn.
   Status Hit(const char* name);
+  // Whether Hit(name) may do something: for a point that must first be made possible.
+  bool Armed(const char* name);
   // Arms one point, for tests.
   void Arm(const std::string& name, const std::string& action, int at = 1);
 

@@ -65,6 +65,7 @@ struct LocalDataPool::Impl {
   using Call = std::function<Answer(Turn&)>;
 
   const LocalPoolOptions options;
+  const std::vector<std::string> sources = SourceNames(options.config);
   const std::unique_ptr<Store> store;
   temper::Metrics& metrics;
   Env env;
@@ -94,6 +95,7 @@ struct LocalDataPool::Impl {
   std::vector<AttemptId> last_issues, last_cancelled;  // that answer, until it is known to have arrived
   std::set<int64_t> came_back;    // batches leased again
   std::set<AttemptId> quarantined;  // records that do not verify
+  std::map<std::string, std::optional<double>> heads;  // when the head of each source was admitted, pool clock; as of the last turn
   Fd ledger;
 
   BoundedQueue<Call> queue;
@@ -391,10 +393,14 @@ struct LocalDataPool::Impl {
     if (ledger.valid()) {
       std::string text;
       for (const auto& [number, line] : turn.write.ledger) text += line + "\n";
-      const size_t half = text.size() / 2;
-      if (Status s = WriteAll(ledger.get(), std::string_view(text).substr(0, half)); !s.ok()) Broken("ledger", s);
-      Point("pool.ledger_half");
-      if (Status s = WriteAll(ledger.get(), std::string_view(text).substr(half)); !s.ok()) Broken("ledger", s);
+      // SIGKILL can end a write between two pages. Where a test wants that, the turn's lines are torn in their middle.
+      size_t written = 0;
+      if (env.faults.Armed("pool.ledger_half")) {
+        written = text.size() / 2;
+        if (Status s = WriteAll(ledger.get(), std::string_view(text).substr(0, written)); !s.ok()) Broken("ledger", s);
+        Point("pool.ledger_half");
+      }
+      if (Status s = WriteAll(ledger.get(), std::string_view(text).substr(written)); !s.ok()) Broken("ledger", s);
       if (turn.sync) {
         if (fdatasync(ledger.get()) != 0) Broken("ledger", ErrnoStatus(options.ledger_path, errno));
         synced_seq = seq;
@@ -433,29 +439,30 @@ struct LocalDataPool::Impl {
     for (const auto& [reason, n] : t.tombstones) metrics["tombstone." + reason].Set(static_cast<double>(n));
   }
 
-  // What the live view draws: of the first source that keeps the trainer waiting, else of the first.
+  // What the live view draws, of each source.
   void MeasureWindow() {
-    const std::vector<SourceShape> shapes = window.Shape();
-    size_t shown = 0;
-    for (size_t i = shapes.size(); i-- > 0;) {
-      if (shapes[i].filled < shapes[i].quota) shown = i;
+    for (const SourceShape& s : window.Shape()) {
+      auto set = [&](const std::string& name, auto value) { metrics[WindowMetric(s.source, name)].Set(static_cast<double>(value)); };
+      set("size", s.window ? *s.window : -1);
+      set("head", s.head ? *s.head : -1);
+      set("head_running", s.head_running);
+      set("running", s.running);
+      set("ready_inside", s.ready_inside);
+      set("ready_outside", s.ready_outside);
+      set("batch_have", s.filled);
+      set("batch_need", s.quota);
+      const size_t count = std::min(s.positions.size(), kShownPositions);
+      set("positions", count);
+      for (size_t i = 0; i < count; ++i) set(fmt::format("{:02}", i), s.positions[i]);
+      heads[s.source] = s.head ? std::optional(s.head_since) : std::nullopt;
     }
-    const SourceShape& s = shapes[shown];
-    auto set = [&](const std::string& name, auto value) { metrics["window." + name].Set(static_cast<double>(value)); };
-    int64_t have = 0;
-    for (const SourceShape& each : shapes) have += each.filled;
-    set("source", shown);
-    set("size", s.window ? *s.window : -1);
-    set("head", s.head ? *s.head : -1);
-    set("head_wait_s", s.head ? std::max(0.0, Now() - s.head_since) : 0);
-    set("head_running", s.head_running);
-    set("ready_inside", s.ready_inside);
-    set("ready_outside", s.ready_outside);
-    set("batch_have", have);
-    set("batch_need", options.config.P);
-    const size_t count = std::min(s.positions.size(), kShownPositions);
-    set("positions", count);
-    for (size_t i = 0; i < count; ++i) set(fmt::format("{:02}", i), s.positions[i]);
+  }
+
+  // Grows while nothing else happens, so it is told between the turns too.
+  void MeasureWaits() {
+    for (const auto& [source, since] : heads) {
+      metrics[WindowMetric(source, "head_wait_s")].Set(since ? std::max(0.0, Now() - *since) : 0);
+    }
   }
 
   // Said once each time one rises.
@@ -575,6 +582,7 @@ struct LocalDataPool::Impl {
         changed.notify_all();
       }
       CheckAlarms();
+      MeasureWaits();
       for (Answer& answer : answers) answer();
     }
   }
@@ -618,10 +626,7 @@ struct LocalDataPool::Impl {
 
   // ---- the calls, on the state thread
 
-  const std::string& SourceName(int32_t source) const {
-    static const std::string kDefault = "default";
-    return options.config.sources.empty() ? kDefault : options.config.sources[static_cast<size_t>(source)].name;
-  }
+  const std::string& SourceName(int32_t source) const { return sources[static_cast<size_t>(source)]; }
   int64_t TaskIndex(int64_t task, int32_t source) const {
     const size_t i = static_cast<size_t>(source);
     if (i >= options.task_counts.size() || options.task_counts[i] <= 0) return task;
@@ -828,7 +833,7 @@ struct LocalDataPool::Impl {
     reply.ready = true;
     reply.batch = batch;
     reply.again = came_back.count(batch) > 0;
-    for (BatchMember& m : window.Batch(batch)) {
+    for (BatchMember& m : Batch(batch)) {
       LeasedGroup g;
       g.group = m.group;
       g.version_admitted = m.version_admitted;
@@ -853,6 +858,19 @@ struct LocalDataPool::Impl {
     RETURN_IF_ERROR(Refusable(Apply(turn, Simple(Event::Kind::kCommit, step)), fmt::format("commit of step {}", step)).status());
     if (Status s = Retire(turn); !s.ok()) Broken("archive", s);
     return true;
+  }
+
+  // Of a leased batch, without what is quarantined: a record that did not verify once is not trusted when it does.
+  std::vector<BatchMember> Batch(int64_t batch) const {
+    std::vector<BatchMember> members = window.Batch(batch);
+    for (BatchMember& m : members) {
+      for (size_t i = m.rollouts.size(); i-- > 0;) {
+        if (!quarantined.count({m.group, m.rollouts[i], m.attempts[i]})) continue;
+        m.rollouts.erase(m.rollouts.begin() + static_cast<std::ptrdiff_t>(i));
+        m.attempts.erase(m.attempts.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+    }
+    return members;
   }
 
   // A record that cannot be trusted: said once, in the ledger, and never given out.
@@ -960,7 +978,7 @@ Result<std::vector<int64_t>> LocalDataPool::AttachTrainer(const std::string& inc
 Status LocalDataPool::Fill(int64_t batch, Leased& leased, std::unique_ptr<Segment>& segment) {
   ASSIGN_OR_RETURN(segment, Segment::Create());
   ASSIGN_OR_RETURN(const std::vector<BatchMember> groups, impl_->Run<std::vector<BatchMember>>([impl = impl_.get(), batch](Impl::Turn&) {
-    return impl->window.Batch(batch);
+    return impl->Batch(batch);
   }));
   if (groups.size() != leased.reply.groups.size()) return FailedPrecondition(fmt::format("batch {} is leased no more", batch));
   struct Record {

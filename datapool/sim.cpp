@@ -27,11 +27,19 @@ class WorldRun {
  public:
   WorldRun(const PoolConfig& config, const World& world, const std::vector<RecordedRollout>& recorded,
            const std::function<void(const TimedEvent&)>& event, const std::function<void(const Decision&)>& decision)
-      : config_(config), world_(world), recorded_(recorded), on_event_(event), on_decision_(decision), window_(config), rng_(config.seed) {
+      : config_(config), world_(world), on_event_(event), on_decision_(decision), window_(config), rng_(config.seed) {
     report_.policy = Name(config.window.policy);
     report_.S = config.S;
     report_.plan = window_.plan();
     heads_.resize(report_.plan.quota.size());
+    for (const std::string& name : SourceNames(config)) {
+      std::vector<const RecordedRollout*>& own = recorded_of_[name].rollouts;
+      for (const RecordedRollout& r : recorded) {
+        if (several() && r.source == name) own.push_back(&r);
+      }
+      if (!own.empty()) continue;
+      for (const RecordedRollout& r : recorded) own.push_back(&r);
+    }
   }
 
   Result<WorldReport> Run() {
@@ -145,7 +153,8 @@ class WorldRun {
       p.latency = l.values[k % l.values.size()];
       p.reward = k % 2 == 0 ? 1.0 : 0.0;
     } else {
-      const RecordedRollout& r = recorded_[k % recorded_.size()];
+      Recorded& recorded = recorded_of_[several() ? source_of_.at(group) : recorded_of_.begin()->first];
+      const RecordedRollout& r = *recorded.rollouts[recorded.issued++ % recorded.rollouts.size()];
       p.latency = r.latency_s;
       p.fails = r.failed;
       p.reward = r.reward;
@@ -158,6 +167,8 @@ class WorldRun {
 
   void Observe(const StepOutput& out) {
     for (const LedgerLine& l : out.ledger) {
+      if (several() && l.kind == LedgerLine::Kind::kAdmit) source_of_[*l.group] = l.source;
+      if (several() && (l.kind == LedgerLine::Kind::kTombstone || l.kind == LedgerLine::Kind::kConsume)) source_of_.erase(*l.group);
       if (l.kind == LedgerLine::Kind::kIssue) {
         Playing p = Draw(*l.group, *l.rollout);
         p.ends = l.t + p.latency;
@@ -223,6 +234,8 @@ class WorldRun {
 
   void Leave(int64_t group) { waiting_[facts_[group].source].erase(group); }
 
+  bool several() const { return config_.sources.size() > 1; }
+
   void MoveHead(Head& head, std::optional<int64_t> group, double t) {
     if (head.group == group) return;
     if (head.group) report_.head_wait_max = std::max(report_.head_wait_max, t - head.since);
@@ -253,7 +266,12 @@ class WorldRun {
 
   const PoolConfig config_;
   const World world_;
-  const std::vector<RecordedRollout>& recorded_;
+  struct Recorded {
+    std::vector<const RecordedRollout*> rollouts;
+    size_t issued = 0;
+  };
+  std::map<std::string, Recorded> recorded_of_;   // by source
+  std::map<int64_t, std::string> source_of_;      // of groups in flight; where there are several
   const std::function<void(const TimedEvent&)>& on_event_;
   const std::function<void(const Decision&)>& on_decision_;
   Window window_;
@@ -326,7 +344,9 @@ Result<std::vector<RecordedRollout>> ReadRecorded(std::string_view ledger) {
   };
   std::vector<Attempt> attempts;
   std::map<AttemptId, size_t> open;
+  std::map<int64_t, std::string> source_of;
   RETURN_IF_ERROR(ForEachLine(ledger, [&](const LedgerLine& l) -> Status {
+    if (l.kind == LedgerLine::Kind::kAdmit && l.group) source_of[*l.group] = l.source;
     if (l.kind != LedgerLine::Kind::kIssue && l.kind != LedgerLine::Kind::kOutcome) return Status::Ok();
     if (!l.group || !l.rollout || !l.attempt) return InvalidArgument("group, rollout or attempt is missing");
     const AttemptId id{*l.group, *l.rollout, *l.attempt};
@@ -338,7 +358,7 @@ Result<std::vector<RecordedRollout>> ReadRecorded(std::string_view ledger) {
     auto it = open.find(id);
     if (it == open.end()) return InvalidArgument("an outcome without its issue");
     if (l.outcome != "aborted") {
-      attempts[it->second].ended = RecordedRollout{std::max(0.0, l.t - attempts[it->second].issued), l.outcome == "infra_failure", l.reward};
+      attempts[it->second].ended = RecordedRollout{std::max(0.0, l.t - attempts[it->second].issued), l.outcome == "infra_failure", l.reward, source_of[*l.group]};
     }
     open.erase(it);
     return Status::Ok();

@@ -42,9 +42,10 @@ struct RecordedRollout {
   double latency_s = 0;
   bool failed = false;
   std::optional<double> reward;
+  std::string source;
 };
 
-// `recorded` is for latency dist `ledger` (not empty then). `event` sees every event of the world in order, `decision` every
+// `recorded` is for latency dist `ledger` (not empty then); of several sources each has its own rollouts, and one that has none has all. `event` sees every event of the world in order, `decision` every
 // decision; either may be null.
 Result<WorldReport> RunWorld(const PoolConfig& config, const World& world, const std::vector<RecordedRollout>& recorded,
                              const std::function<void(const TimedEvent&)>& event, const std::function<void(const Decision&)>& decision);

@@ -11,7 +11,7 @@ namespace {
 }  // namespace
 
 Statistics::Statistics(const PoolConfig& config, std::vector<int64_t> task_counts) {
-  for (size_t i = 0; i < task_counts.size(); ++i) counts_[config.sources.empty() ? "default" : config.sources[i].name] = task_counts[i];
+  for (size_t i = 0; i < task_counts.size(); ++i) counts_[SourceNames(config)[i]] = task_counts[i];
 }
 
 // Once, when nothing of the group runs any more: it was leased, or buried.

@@ -139,19 +139,22 @@ PoolPlan Plan(const PoolConfig& config) {
   const std::vector<SourceConfig> sources = SourcesOf(config);
   PoolPlan plan;
   plan.quota = Split(config.P, sources);
-  plan.bound = 0;
   for (size_t i = 0; i < sources.size(); ++i) {
     int64_t slots = config.B ? *config.B : (config.S + 1) * plan.quota[i];
     std::optional<int64_t> window = WindowSize(sources[i].window.value_or(config.window), slots);
     plan.slots.push_back(slots);
     plan.window.push_back(window);
-    if (!window) {
-      plan.bound.reset();
-    } else if (plan.bound) {
-      plan.bound = std::max(*plan.bound, (slots + *window - 2) / plan.quota[i]);
-    }
+    plan.bounds.push_back(window ? std::optional((slots + *window - 2) / plan.quota[i]) : std::nullopt);
   }
+  plan.bound = plan.bounds[0];
+  for (const std::optional<int64_t>& bound : plan.bounds) plan.bound = bound && plan.bound ? std::optional(std::max(*plan.bound, *bound)) : std::nullopt;
   return plan;
+}
+
+std::vector<std::string> SourceNames(const PoolConfig& config) {
+  std::vector<std::string> names;
+  for (const SourceConfig& source : SourcesOf(config)) names.push_back(source.name);
+  return names;
 }
 
 }  // namespace temper::datapool

@@ -59,8 +59,11 @@ struct PoolPlan {
   std::vector<int64_t> quota;                 // P of each source
   std::vector<int64_t> slots;                 // B
   std::vector<std::optional<int64_t>> window;  // W; nullopt: no window
-  std::optional<int64_t> bound;               // staleness no trained group exceeds, in updates
+  std::vector<std::optional<int64_t>> bounds;  // staleness no trained group of the source exceeds, in updates
+  std::optional<int64_t> bound;               // the largest of them
 };
+// In the order of the other lists; "default" without sources.
+std::vector<std::string> SourceNames(const PoolConfig& config);
 PoolPlan Plan(const PoolConfig& config);
 
 struct AttemptId {
@@ -113,5 +116,8 @@ struct LeaseReply {
 };
 
 enum class CloseReason { kJobEnd, kStopped };
+
+// The pool's metric NAME about the window of a source (docs/pool.md).
+inline std::string WindowMetric(const std::string& source, const std::string& name) { return "window." + source + "." + name; }
 
 }  // namespace temper::datapool

@@ -96,7 +96,11 @@ class Replay {
 
 Balance::Balance(const PoolConfig& config) : per_step_(config.P), rollouts_(config.G + config.extra) {
   const PoolPlan plan = Plan(config);
-  for (size_t i = 0; i < plan.slots.size(); ++i) sources_[config.sources.empty() ? "default" : config.sources[i].name].slots = plan.slots[i];
+  for (size_t i = 0; i < plan.slots.size(); ++i) {
+    Source& source = sources_[SourceNames(config)[i]];
+    source.quota = plan.quota[i];
+    source.slots = plan.slots[i];
+  }
   for (const char* name : {"scored", "policy_failure", "truncated", "infra_failure", "aborted"}) outcomes_[name] = 0;
 }
 
@@ -116,11 +120,11 @@ Status Balance::Add(const LedgerRecord& record) {
   RETURN_IF_ERROR(Line(record.line));
   // Everything of C and X was admitted, and C∩X is empty, by the checks of each line; what is left is the slots.
   for (auto& [name, source] : sources_) {
-    if (source.in_flight > source.slots + source.rolled_back) {
-      return Wrong(fmt::format("{} groups of source {} in flight, but only {} slots{}", source.in_flight, name, source.slots,
+    if (source.in_flight() > source.slots + source.rolled_back) {
+      return Wrong(fmt::format("{} groups of source {} in flight, but only {} slots{}", source.in_flight(), name, source.slots,
                                source.rolled_back ? fmt::format(" and {} groups rolled back", source.rolled_back) : ""));
     }
-    source.rolled_back = std::min(source.rolled_back, std::max<int64_t>(0, source.in_flight - source.slots));
+    source.rolled_back = std::min(source.rolled_back, std::max<int64_t>(0, source.in_flight() - source.slots));
   }
   return Status::Ok();
 }
@@ -142,7 +146,7 @@ Status Balance::Line(const LedgerLine& l) {
       if (!sources_.count(l.source)) return Wrong("source: '" + l.source + "' is none of the pool's");
       if (!admitted_.emplace(group, Admission{*l.version_admitted, l.source}).second) return Wrong(fmt::format("group {} is admitted twice", group));
       if (*l.version_admitted != version_) return Wrong(fmt::format("version_admitted: {}, but version {} is served", *l.version_admitted, version_));
-      ++sources_[l.source].in_flight;
+      ++sources_[l.source].admitted;
       return Status::Ok();
 
     case LedgerLine::Kind::kIssue: {
@@ -185,12 +189,17 @@ Status Balance::Line(const LedgerLine& l) {
       if (!l.step) return Wrong("step is missing");
       if (static_cast<int64_t>(l.groups.size()) != per_step_) return Wrong(fmt::format("groups: {} of them instead of {}", l.groups.size(), per_step_));
       if (std::set<int64_t>(l.groups.begin(), l.groups.end()).size() != l.groups.size()) return Wrong("groups: one occurs twice");
+      std::map<std::string, int64_t> shares;
       for (int64_t member : l.groups) {
         if (!admitted_.count(member) || consumed_.count(member) || dead_.count(member)) return Wrong(fmt::format("group {} is not in flight", member));
         if (Running(member)) return Wrong(fmt::format("group {} still runs", member));
         for (const auto& [step, groups] : leases_) {
           if (step != *l.step && std::count(groups.begin(), groups.end(), member)) return Wrong(fmt::format("group {} is leased in step {} too", member, step));
         }
+        ++shares[admitted_.at(member).source];
+      }
+      for (const auto& [name, source] : sources_) {
+        if (shares[name] != source.quota) return Wrong(fmt::format("step {} has {} groups of source {} instead of {}", *l.step, shares[name], name, source.quota));
       }
       auto [lease, fresh] = leases_.try_emplace(*l.step, l.groups);
       if (!fresh && lease->second != l.groups) return Wrong(fmt::format("step {} comes back with other members or in another order", *l.step));
@@ -210,11 +219,13 @@ Status Balance::Line(const LedgerLine& l) {
         return Wrong(fmt::format("group {} is not in the last lease of step {}", group, *l.step));
       }
       consumed_[group] = *l.step;
-      --sources_[admitted_.at(group).source].in_flight;
+      Source& source = sources_[admitted_.at(group).source];
+      ++source.consumed;
       open_step_ = *l.step;
       ++open_count_;
       if (open_count_ == per_step_) version_ = *l.step;
-      staleness_max_ = std::max(staleness_max_, *l.version_consumed - *l.version_admitted);
+      source.staleness_max = std::max(source.staleness_max, *l.version_consumed - *l.version_admitted);
+      staleness_max_ = std::max(staleness_max_, source.staleness_max);
       return Status::Ok();
     }
 
@@ -234,8 +245,8 @@ Status Balance::Line(const LedgerLine& l) {
       if (*l.step != committed_) return Wrong(fmt::format("step {}, but {} is committed", *l.step, committed_));
       for (auto it = consumed_.begin(); it != consumed_.end();) {
         if (it->second > *l.step) {
-          Slots& source = sources_[admitted_.at(it->first).source];
-          ++source.in_flight;
+          Source& source = sources_[admitted_.at(it->first).source];
+          --source.consumed;
           ++source.rolled_back;
           it = consumed_.erase(it);
         } else {
@@ -252,7 +263,7 @@ Status Balance::Line(const LedgerLine& l) {
       if (!dead_.insert(group).second) return Wrong(fmt::format("group {} is tombstoned twice", group));
       ++tombstones_[l.reason];
       Forget(group);
-      --sources_[admitted_.at(group).source].in_flight;
+      ++sources_[admitted_.at(group).source].tombstoned;
       return Status::Ok();
   }
   return Status::Ok();
@@ -301,6 +312,7 @@ VerifyReport VerifyLedger(const PoolConfig& config, std::string_view ledger) {
   report.replayed = report.replay_error.empty();
   report.outcomes = balance.outcomes();
   report.tombstoned = balance.tombstones();
+  report.sources = balance.sources();
   report.admitted = balance.admitted();
   report.consumed = balance.consumed();
   report.in_flight = balance.in_flight();
@@ -318,6 +330,14 @@ std::string PrintVerify(const VerifyReport& r) {
   for (const auto& [name, n] : r.outcomes) w.Key(name).Int(n);
   w.EndObject().Key("staleness_max").Int(r.staleness_max).Key("bound");
   r.plan.bound ? w.Int(*r.plan.bound) : w.Null();
+  if (r.sources.size() > 1) {
+    w.Key("sources").BeginObject();
+    for (const auto& [name, source] : r.sources) {
+      w.Key(name).BeginObject().Key("of_every_step").Int(source.quota).Key("admitted").Int(source.admitted).Key("consumed").Int(source.consumed);
+      w.Key("tombstoned").Int(source.tombstoned).Key("in_flight").Int(source.in_flight()).Key("staleness_max").Int(source.staleness_max).EndObject();
+    }
+    w.EndObject();
+  }
   w.Key("errors").BeginArray();
   auto error = [&](const char* kind, int64_t line, const std::string& what) {
     if (!what.empty()) w.BeginObject().Key("kind").String(kind).Key("line").Int(line).Key("message").String(what).EndObject();

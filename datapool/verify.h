@@ -20,6 +20,15 @@ namespace temper::datapool {
 // The balance by sets. Feed every line in order; the first error is final.
 class Balance {
  public:
+  // Of one source of tasks.
+  struct Source {
+    int64_t quota = 0;  // groups of every step
+    int64_t slots = 0;  // B
+    int64_t admitted = 0, consumed = 0, tombstoned = 0;
+    int64_t rolled_back = 0;  // groups that came back and may exceed the slots
+    int64_t staleness_max = 0;
+    int64_t in_flight() const { return admitted - consumed - tombstoned; }
+  };
   explicit Balance(const PoolConfig& config);
   Status Add(const LedgerRecord& record);
   // What must hold at the end: no step was left half written.
@@ -31,6 +40,7 @@ class Balance {
   int64_t in_flight() const { return admitted() - consumed() - tombstoned(); }
   int64_t running() const { return static_cast<int64_t>(running_.size()); }
   int64_t staleness_max() const { return staleness_max_; }
+  const std::map<std::string, Source>& sources() const { return sources_; }
   const std::map<std::string, int64_t>& outcomes() const { return outcomes_; }
   const std::map<std::string, int64_t>& tombstones() const { return tombstones_; }
 
@@ -47,12 +57,7 @@ class Balance {
     int64_t version = 0;
     std::string source;
   };
-  struct Slots {
-    int64_t slots = 0;        // B
-    int64_t in_flight = 0;
-    int64_t rolled_back = 0;  // groups that came back and may exceed the slots
-  };
-  std::map<std::string, Slots> sources_;
+  std::map<std::string, Source> sources_;
   std::map<int64_t, Admission> admitted_;
   std::map<int64_t, int64_t> consumed_;   // group -> step
   std::set<int64_t> dead_;
@@ -75,6 +80,7 @@ struct VerifyReport {
   std::string balance_error, replay_error;
   PoolPlan plan;
   std::map<std::string, int64_t> outcomes, tombstoned;
+  std::map<std::string, Balance::Source> sources;
   int64_t admitted = 0, consumed = 0, in_flight = 0, running = 0, staleness_max = 0;
 
   bool ok() const { return balanced && replayed; }

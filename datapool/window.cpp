@@ -111,7 +111,7 @@ struct Window::State {
   explicit State(PoolConfig c) : config(std::move(c)), plan(Plan(config)) {
     for (size_t i = 0; i < plan.quota.size(); ++i) {
       Source s;
-      s.name = config.sources.empty() ? "default" : config.sources[i].name;
+      s.name = SourceNames(config)[i];
       s.quota = plan.quota[i];
       s.slots = plan.slots[i];
       s.window = plan.window[i];
@@ -999,6 +999,7 @@ std::vector<SourceShape> Window::Shape() const {
       for (int64_t number : s.untaken) {
         const Group& g = state_->groups.at(number);
         const bool ready = g.state == GroupState::kReady;
+        shape.running += g.Count(RolloutState::kRunning);
         shape.positions[static_cast<size_t>(g.pos - head.pos)] = ready ? '#' : g.late ? '!' : 'o';
         if (ready) ++(!s.window || g.pos < head.pos + *s.window ? shape.ready_inside : shape.ready_outside);
       }

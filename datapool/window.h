@@ -99,6 +99,7 @@ struct SourceShape {
   std::optional<int64_t> head;         // number of the oldest living group in no batch
   double head_since = 0;               // when it was admitted, pool clock
   int32_t head_running = 0;            // its rollouts still open
+  int64_t running = 0;                 // rollouts still open, of all its groups
   int64_t quota = 0, filled = 0;       // of the batch being filled
   int64_t ready_inside = 0, ready_outside = 0;
   std::string positions;  // from the head: 'o' running, '!' running and late, '#' ready, '.' taken or dead

@@ -115,7 +115,7 @@ Result<Loaded> LoadJob(const std::string& path, const std::vector<std::string>& 
 std::string AtItsPlace(Config config, const Status& status) {
   const std::string& message = status.message();
   const size_t colon = message.find(": ");
-  if (colon == std::string::npos || message.find_first_not_of("abcdefghijklmnopqrstuvwxyz_.") < colon) return message;
+  if (colon == std::string::npos || message.find_first_not_of("abcdefghijklmnopqrstuvwxyz_.[]0123456789") < colon) return message;
   config.Fail(message.substr(0, colon), message.substr(colon + 2));
   return config.Finish().message();
 }

@@ -39,7 +39,11 @@ Result<std::vector<std::string>> TaskTexts(const TaskList& list) {
 
 Result<Created> Create(const Job& job) {
   const Job::Create& create = *job.model.create;
-  ASSIGN_OR_RETURN(std::vector<std::string> texts, TaskTexts(job.tasks.train));
+  std::vector<std::string> texts;
+  for (const Job::Source& source : job.sources) {
+    ASSIGN_OR_RETURN(const std::vector<std::string> more, TaskTexts(source.train));
+    texts.insert(texts.end(), more.begin(), more.end());
+  }
   const text::TaskTextFiles files = text::MakeTaskVocabulary(texts);
   ASSIGN_OR_RETURN(text::Tokenizer tokenizer, text::Tokenizer::FromJson(files.tokenizer_json));
   Created created;

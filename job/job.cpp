@@ -9,6 +9,13 @@
 namespace temper::job {
 namespace {
 
+constexpr char kNameRule[] = "must be 1 to 64 letters, digits, '.', '_' or '-'";
+
+bool IsName(const std::string& text) {
+  return !text.empty() && text.size() <= 64 &&
+         text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == std::string::npos;
+}
+
 constexpr char kNotBuilt[] = "is documented but not built into this version";
 
 void ReadModel(ConfigBlock root, Job* job) {
@@ -46,6 +53,7 @@ void ReadModel(ConfigBlock root, Job* job) {
 
 TaskList ReadTaskList(ConfigBlock block, bool evaluation) {
   TaskList list;
+  list.key = block.path();
   int kinds = 0;
   for (const char* key : {"generator", "jsonl", "command", "folder"}) kinds += block.Has(key);
   block.Refuse("command", kNotBuilt);
@@ -67,14 +75,13 @@ TaskList ReadTaskList(ConfigBlock block, bool evaluation) {
   return list;
 }
 
-void ReadTasks(ConfigBlock root, Job* job) {
-  ConfigBlock tasks = root.Block("tasks");
-  tasks.Require("train", "the tasks to train on");
-  ConfigBlock train = tasks.Block("train");
-  if (train.present()) job->tasks.train = ReadTaskList(train, false);
-  ConfigBlock eval = tasks.Block("eval");
-  if (eval.present()) job->tasks.eval = ReadTaskList(eval, true);
-  tasks.Finish();
+// The training tasks under `train_key` of a block, and `eval` beside them.
+void ReadSourceTasks(ConfigBlock& block, const char* train_key, Job::Source* out) {
+  block.Require(train_key, "the tasks to train on");
+  ConfigBlock train = block.Block(train_key);
+  if (train.present()) out->train = ReadTaskList(train, false);
+  ConfigBlock eval = block.Block("eval");
+  if (eval.present()) out->eval = ReadTaskList(eval, true);
 }
 
 // `kind` of a scaffold or verifier, and the program that a command is.
@@ -88,9 +95,9 @@ std::string ReadKind(ConfigBlock& block, std::vector<std::string>* command) {
   return kind;
 }
 
-void ReadScaffold(ConfigBlock root, Job* job) {
-  ConfigBlock block = root.Block("scaffold");
-  Job::Scaffold& out = job->scaffold;
+Job::Scaffold ReadScaffold(ConfigBlock& block) {
+  Job::Scaffold out;
+  out.key = block.path();
   out.kind = ReadKind(block, &out.command);
   out.name = block.String("name", out.kind == "builtin" ? "tool-loop" : "agent");
   if (out.kind == "command") {
@@ -101,8 +108,7 @@ void ReadScaffold(ConfigBlock root, Job* job) {
   }
   out.max_turns = static_cast<int>(block.Int("max_turns", 16, {.min = 0, .max = 100000}));
   out.timeout_s = block.Double("timeout_s", 120, {.min = 0, .max = 1e6, .above = true});
-  out.concurrency = block.IntOrAuto("concurrency", {.min = 1, .max = 4096});
-  block.Finish();
+  return out;
 }
 
 void ReadSampling(ConfigBlock root, Job* job) {
@@ -151,11 +157,9 @@ void ReadSandbox(ConfigBlock root, Job* job) {
   block.Finish();
 }
 
-void ReadVerifier(ConfigBlock root, Job* job) {
-  root.Refuse("verifiers", std::string("a list of verifiers ") + kNotBuilt + "; give one as verifier");
-  root.Require("verifier", "what judges a rollout");
-  ConfigBlock block = root.Block("verifier");
-  Job::Verifier& out = job->verifier;
+Job::Verifier ReadVerifier(ConfigBlock block) {
+  Job::Verifier out;
+  out.key = block.path();
   block.Require("name", "the verifier's name");
   out.name = block.String("name", "verifier");
   out.kind = ReadKind(block, &out.command);
@@ -166,6 +170,87 @@ void ReadVerifier(ConfigBlock root, Job* job) {
   }
   out.failure_reward = block.OptionalDouble("failure_reward");
   block.Finish();
+  return out;
+}
+
+datapool::WindowConfig ReadWindow(ConfigBlock window) {
+  datapool::WindowConfig out;
+  static const std::vector<std::string> kPolicies = {"anchored", "strict", "greedy", "areal"};
+  const std::string policy = window.Choice("policy", "anchored", kPolicies);
+  if (policy == "areal") window.Fail("policy", "'areal' has no bound on staleness, and a job must have one; `temper pool sim` compares with it");
+  out.policy = static_cast<datapool::Policy>(std::find(kPolicies.begin(), kPolicies.end(), policy) - kPolicies.begin());
+  if (policy == "anchored") {
+    const std::string path = window.path();
+    if (window.Has("size") && window.Has("fraction")) window.Fail("fraction", "has no effect beside " + path + ".size; give one of the two");
+    if (window.Has("size")) {
+      out.size = window.OptionalInt("size", {.min = 1});
+      window.Refuse("fraction", "has no effect beside " + path + ".size");
+    } else {
+      out.fraction = window.Double("fraction", 0.3, {.min = 0, .max = 1, .above = true});
+      window.Refuse("size", "has no effect beside " + path + ".fraction");
+    }
+  } else {
+    for (const char* key : {"size", "fraction"}) window.Refuse(key, "has no effect with policy " + policy);
+  }
+  window.Finish();
+  return out;
+}
+
+std::vector<ConfigBlock> SourceBlocks(ConfigBlock root) { return root.Block("pool").BlockList("sources"); }
+
+// tasks, scaffold and verifier: of the job, or of each of its sources. A scaffold or verifier of the job is for those that have none.
+void ReadSources(ConfigBlock root, Job* job) {
+  std::vector<ConfigBlock> blocks = SourceBlocks(root);
+  auto each_has = [&](const char* key) {
+    return !blocks.empty() && std::all_of(blocks.begin(), blocks.end(), [&](const ConfigBlock& b) { return b.Has(key); });
+  };
+  Job::Source shared;
+  if (blocks.empty()) {
+    ConfigBlock tasks = root.Block("tasks");
+    ReadSourceTasks(tasks, "train", &shared);
+    tasks.Finish();
+  } else {
+    root.Refuse("tasks", "has no effect beside pool.sources: each of them has its tasks");
+  }
+  ConfigBlock scaffold = root.Block("scaffold");
+  job->concurrency = scaffold.IntOrAuto("concurrency", {.min = 1, .max = 4096});
+  if (each_has("scaffold")) {
+    for (const char* key : {"name", "kind", "command", "where", "max_turns", "timeout_s", "on_exit"}) {
+      scaffold.Refuse(key, "has no effect: every one of pool.sources has a scaffold of its own");
+    }
+  } else {
+    shared.scaffold = ReadScaffold(scaffold);
+  }
+  scaffold.Finish();
+  root.Refuse("verifiers", std::string("a list of verifiers ") + kNotBuilt + "; give one as verifier");
+  if (each_has("verifier")) {
+    root.Refuse("verifier", "has no effect: every one of pool.sources has a verifier of its own");
+  } else {
+    root.Require("verifier", "what judges a rollout");
+    shared.verifier = ReadVerifier(root.Block("verifier"));
+  }
+  if (blocks.empty()) job->sources = {std::move(shared)};
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    ConfigBlock& block = blocks[i];
+    Job::Source& source = job->sources.emplace_back(shared);
+    block.Require("name", "what ledger and plan call it");
+    source.name = block.String("name", "source");
+    if (!IsName(source.name)) block.Fail("name", kNameRule);
+    ReadSourceTasks(block, "tasks", &source);
+    if (block.Has("scaffold")) {
+      ConfigBlock own = block.Block("scaffold");
+      own.Refuse("concurrency", "is of the whole job: set scaffold.concurrency");
+      source.scaffold = ReadScaffold(own);
+      own.Finish();
+    }
+    if (block.Has("verifier")) source.verifier = ReadVerifier(block.Block("verifier"));
+
+    datapool::SourceConfig& share = job->pool.sources.emplace_back();
+    share.name = source.name;
+    share.weight = block.Double("weight", 1, {.min = 0, .max = 1e9, .above = true});
+    if (block.Has("window")) share.window = ReadWindow(block.Block("window"));
+    block.Finish();
+  }
 }
 
 // The recipe's expansion, leaf by leaf, as if the user had written it.
@@ -235,8 +320,9 @@ void ReadPool(ConfigBlock root, Job* job) {
   }
   pool.max_staleness = block.OptionalInt("max_staleness", {.min = 0});
   pool.max_leases = block.Int("max_leases", 1, {.min = 1, .max = 64});
-  if (pool.max_leases != 1) block.Fail("max_leases", std::string("more than one batch out at once ") + kNotBuilt);
-  block.Refuse("sources", std::string("several sources of tasks in a job: ") + kNotBuilt);
+  // Read with the tasks.
+  block.BlockList("sources");
+  if (block.Has("sources") && pool.sources.empty()) block.Fail("sources", "is an empty list; leave it out");
   block.Refuse("zero_signal", "follows algorithm.dynamic_sampling; set that");
   block.Refuse("seed", "the job's seed counts; set seed");
 
@@ -265,24 +351,9 @@ void ReadPool(ConfigBlock root, Job* job) {
   job->retention.free = retention.Size("free", int64_t{256} << 20, {.min = 0});
   retention.Finish();
 
-  ConfigBlock window = block.Block("window");
-  static const std::vector<std::string> kPolicies = {"anchored", "strict", "greedy", "areal"};
-  const std::string policy = window.Choice("policy", "anchored", kPolicies);
-  if (policy == "areal") window.Fail("policy", "'areal' has no bound on staleness, and a job must have one; `temper pool sim` compares with it");
-  pool.window.policy = static_cast<datapool::Policy>(std::find(kPolicies.begin(), kPolicies.end(), policy) - kPolicies.begin());
-  if (policy == "anchored") {
-    if (window.Has("size") && window.Has("fraction")) window.Fail("fraction", "has no effect beside pool.window.size; give one of the two");
-    if (window.Has("size")) {
-      pool.window.size = window.OptionalInt("size", {.min = 1});
-      window.Refuse("fraction", "has no effect beside pool.window.size");
-    } else {
-      pool.window.fraction = window.Double("fraction", 0.3, {.min = 0, .max = 1, .above = true});
-      window.Refuse("size", "has no effect beside pool.window.fraction");
-    }
-  } else {
-    for (const char* key : {"size", "fraction"}) window.Refuse(key, "has no effect with policy " + policy);
-  }
-  window.Finish();
+  const bool each_has_one = !pool.sources.empty() && std::all_of(pool.sources.begin(), pool.sources.end(), [](const auto& s) { return s.window.has_value(); });
+  if (each_has_one) block.Refuse("window", "has no effect: every one of pool.sources has a window of its own");
+  else pool.window = ReadWindow(block.Block("window"));
   block.Finish();
 }
 
@@ -342,7 +413,8 @@ void ReadTrainer(ConfigBlock root, Job* job) {
     s.lr = sft.Double("lr", 1e-3, {.min = 0, .max = 10, .above = true});
     s.warmup_fraction = sft.Double("warmup_fraction", 0.05, {.min = 0, .max = 1});
     sft.Finish();
-    if (job->tasks.train.generator != "terminal") block.Fail("sft", "needs demonstrations, which only the generator 'terminal' gives");
+    const bool demonstrated = std::any_of(job->sources.begin(), job->sources.end(), [](const auto& source) { return source.train.generator == "terminal"; });
+    if (!demonstrated) block.Fail("sft", "needs demonstrations, which only the generator 'terminal' gives");
     out.sft = s;
   }
   out.memory_bytes = block.SizeOrAuto("memory", {.min = 1 << 20});
@@ -359,7 +431,7 @@ void ReadTrainer(ConfigBlock root, Job* job) {
   }
   out.checkpoint_every = block.Int("checkpoint_every", 10, {.min = 1, .max = 1e9});
   out.keep = block.Int("keep", 3, {.min = 1, .max = 1e6});
-  if (job->tasks.eval) out.keep_best = block.Bool("keep_best", false);
+  if (job->Evaluates()) out.keep_best = block.Bool("keep_best", false);
   else block.Refuse("keep_best", "has no effect without tasks.eval");
   out.permute_rewards = block.Bool("permute_rewards", false);
   ReadOtherModels(block, job);
@@ -382,7 +454,7 @@ void ReadRest(ConfigBlock root, Job* job) {
   job->gateway.bind = gateway.String("bind", "127.0.0.1");
   gateway.Finish();
 
-  if (job->tasks.eval) {
+  if (job->Evaluates()) {
     ConfigBlock eval = root.Block("eval");
     job->eval.every = eval.Int("every", 20, {.min = 0, .max = 1e9});
     job->eval.temperature = eval.Double("temperature", 1, {.min = 0, .max = 100});
@@ -403,8 +475,11 @@ void CrossCheck(Config& config, Job* job) {
   if (job->pool.B && *job->pool.B < job->pool.P) {
     config.Fail("pool.slots", std::to_string(*job->pool.B) + " slots cannot fill a batch of " + std::to_string(job->pool.P) + " groups (pool.groups_per_step)");
   }
+  if (job->pool.B && job->pool.sources.size() > 1) {
+    config.Fail("pool.slots", "has no effect beside several pool.sources: each has (staleness + 1) * its groups of a step");
+  }
   const int64_t slots = job->pool.B ? *job->pool.B : (job->pool.S + 1) * job->pool.P;
-  if (job->pool.window.size && *job->pool.window.size > slots) {
+  if (job->pool.sources.empty() && job->pool.window.size && *job->pool.window.size > slots) {
     config.Fail("pool.window.size", std::to_string(*job->pool.window.size) + " is wider than the " + std::to_string(slots) +
                 " groups that can be in flight ((staleness + 1) * groups_per_step, or slots)");
   }
@@ -440,23 +515,22 @@ void CrossCheck(Config& config, Job* job) {
 
 }  // namespace
 
+bool Job::Evaluates() const {
+  return std::any_of(sources.begin(), sources.end(), [](const Source& source) { return source.eval.has_value(); });
+}
+
 Result<Job> ReadJob(Config& config) {
   Job job;
   ConfigBlock root = config.Root();
   job.name = root.String("name", "job");
-  if (job.name.empty() || job.name.size() > 64 ||
-      job.name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") != std::string::npos) {
-    root.Fail("name", "must be 1 to 64 letters, digits, '.', '_' or '-': it becomes a folder's name");
-  }
+  if (!IsName(job.name)) root.Fail("name", std::string(kNameRule) + ": it becomes a folder's name");
   job.seed = static_cast<uint64_t>(root.Int("seed", 0, {.min = 0}));
   job.numerics = root.Choice("numerics", "bf16", {"bf16", "f32"});
   job.cpu = root.Choice("cpu", "auto", {"auto", "avx2", "avx512", "amx"});
   ReadModel(root, &job);
-  ReadTasks(root, &job);
-  ReadScaffold(root, &job);
+  ReadSources(root, &job);
   ReadSampling(root, &job);
   ReadSandbox(root, &job);
-  ReadVerifier(root, &job);
   ReadPool(root, &job);
   ReadAlgorithm(config, root, &job);
   ReadOptimizer(root, &job);

@@ -20,6 +20,7 @@
 namespace temper::job {
 
 struct TaskList {
+  std::string key;        // where it stands in the file
   std::string generator;  // terminal | sum, or empty
   std::string jsonl;      // path, or empty
   int64_t count = 0;      // of a generator
@@ -40,20 +41,16 @@ struct Job {
     std::optional<Create> create;  // a policy made on the spot, with the tasks' words as vocabulary
   } model;
 
-  struct Tasks {
-    TaskList train;
-    std::optional<TaskList> eval;  // absent: no evaluation
-  } tasks;
-
   struct Scaffold {
+    std::string key;         // where it stands in the file
     std::string name, kind;  // kind: command | builtin
     std::vector<std::string> command;
     bool host = false;
     int max_turns = 0;  // 0 = no limit
     double timeout_s = 0;
     bool exit_is_policy = false;
-    std::optional<int64_t> concurrency;  // attempts played at once; absent: from the slots
-  } scaffold;
+  };
+  std::optional<int64_t> concurrency;  // attempts played at once; absent: from the slots
 
   struct Sampling {
     double temperature = 1, top_p = 1, min_p = 0;
@@ -69,11 +66,25 @@ struct Job {
   } sandbox;
 
   struct Verifier {
+    std::string key;         // where it stands in the file
     std::string name, kind;  // kind: command | builtin
     std::vector<std::string> command;
     double timeout_s = 0;
     std::optional<double> failure_reward;
-  } verifier;
+  };
+
+  // Where tasks come from, what plays them and what judges them; in the order of pool.sources, which has each one's share of a batch.
+  // A job without those has one, named "default".
+  struct Source {
+    std::string name = "default";
+    TaskList train;
+    std::optional<TaskList> eval;  // absent: none of its tasks in an evaluation
+    Scaffold scaffold;
+    Verifier verifier;
+  };
+  std::vector<Source> sources;
+  // Whether there is anything to evaluate on.
+  bool Evaluates() const;
 
   temper::trainer::ParsedAlgorithm algorithm;
   datapool::PoolConfig pool;

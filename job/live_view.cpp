@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "datapool/types.h"
+
 namespace temper::job {
 namespace {
 
@@ -39,29 +41,63 @@ std::string Failures(const ViewState& view) {
   return text.empty() ? "none" : text;
 }
 
+double Value(const ViewState& view, const SourceView& source, const std::string& name) {
+  return Value(view.pool, datapool::WindowMetric(source.name, name));
+}
+
 // The groups from the head on, `|` where the window ends: o running, ! late, # ready, . taken or dead.
-std::string Positions(const ViewState& view) {
-  const auto count = static_cast<int64_t>(Value(view.pool, "window.positions"));
-  const auto size = static_cast<int64_t>(Value(view.pool, "window.size"));
+std::string Positions(const ViewState& view, const SourceView& source) {
+  const auto count = static_cast<int64_t>(Value(view, source, "positions"));
+  const auto size = static_cast<int64_t>(Value(view, source, "size"));
   if (count == 0) return "";
-  std::string text = fmt::format("  head {:.0f} ", Value(view.pool, "window.head"));
+  std::string text = fmt::format("  head {:.0f} ", Value(view, source, "head"));
   for (int64_t i = 0; i < count; ++i) {
     if (i == size) text += "|";
-    text += static_cast<char>(Value(view.pool, fmt::format("window.{:02}", i)));
+    text += static_cast<char>(Value(view, source, fmt::format("{:02}", i)));
   }
-  return text + (count <= size ? "|" : "") + "  # ready  o running  ! late  . gone";
+  return text + (count <= size ? "|" : "");
+}
+
+// One line a source; what the characters mean stands behind the last.
+std::vector<std::string> Windows(const ViewState& view) {
+  std::vector<std::string> lines;
+  size_t longest = 0;
+  bool any = false;
+  for (const SourceView& source : view.sources) longest = std::max(longest, source.name.size());
+  for (const SourceView& source : view.sources) {
+    const std::string positions = Positions(view, source);
+    any |= !positions.empty();
+    std::string text;
+    if (view.sources.size() > 1) text = fmt::format("{:<{}}  ", source.name, longest);
+    text += fmt::format("W = {}{}", source.window ? std::to_string(*source.window) : "none", positions);
+    if (view.sources.size() > 1) {
+      text += fmt::format("  {:.0f} of {:.0f} taken, {:.0f} ready, {:.0f} rollouts running", Value(view, source, "batch_have"),
+                          Value(view, source, "batch_need"), Value(view, source, "ready_inside") + Value(view, source, "ready_outside"),
+                          Value(view, source, "running"));
+    }
+    lines.push_back(std::move(text));
+  }
+  if (any) lines.back() += "  # ready  o running  ! late  . gone";
+  return lines;
 }
 
 // Empty while the trainer has what it wants.
 std::string WhyItWaits(const ViewState& view) {
   if (Value(view.pool, "asking") == 0) return "";
-  auto value = [&](const char* name) { return Value(view.pool, std::string("window.") + name); };
-  std::string text = fmt::format("the trainer waits: {:.0f} of {:.0f} groups of its batch", value("batch_have"), value("batch_need"));
-  if (value("head") >= 0 && value("head_running") > 0) {
-    text += fmt::format("; head {:.0f} has {:.0f} rollouts running for {:.0f} s", value("head"), value("head_running"), value("head_wait_s"));
+  double have = 0, need = 0;
+  std::string why;
+  for (const SourceView& source : view.sources) {
+    auto value = [&](const char* name) { return Value(view, source, name); };
+    have += value("batch_have");
+    need += value("batch_need");
+    if (value("batch_have") >= value("batch_need")) continue;
+    if (view.sources.size() > 1) why += fmt::format("; {} lacks {:.0f}", source.name, value("batch_need") - value("batch_have"));
+    if (value("head") >= 0 && value("head_running") > 0) {
+      why += fmt::format("; head {:.0f} has {:.0f} rollouts running for {:.0f} s", value("head"), value("head_running"), value("head_wait_s"));
+    }
+    if (value("ready_outside") > 0) why += fmt::format("; {:.0f} ready behind the window", value("ready_outside"));
   }
-  if (value("ready_outside") > 0) text += fmt::format("; {:.0f} ready behind the window", value("ready_outside"));
-  return text;
+  return fmt::format("the trainer waits: {:.0f} of {:.0f} groups of its batch", have, need) + why;
 }
 
 std::string Rate(std::optional<double> tokens_per_s) { return tokens_per_s ? fmt::format("{:.0f}", *tokens_per_s) : "-"; }
@@ -111,7 +147,8 @@ std::vector<std::string> RenderPanel(const ViewState& view, size_t width) {
   if (!view.ended) {
     add(fmt::format("slots     {:.0f} of {} in flight, {:.0f} rollouts running", Value(view.pool, "in_flight"), view.slots,
                     Value(view.pool, "running")));
-    add(fmt::format("window    W = {}{}", view.window ? std::to_string(*view.window) : "none", Positions(view)));
+    const std::vector<std::string> windows = Windows(view);
+    for (size_t i = 0; i < windows.size(); ++i) add((i == 0 ? "window    " : "          ") + windows[i]);
     if (const std::string why = WhyItWaits(view); !why.empty()) add("          " + why);
     if (const double held = Value(view.pool, "held"); held != 0) {
       add(held == 1 ? fmt::format("          held: the store is at its bound ({:.0f} MB); no new rollouts until groups are trained and committed", Value(view.pool, "store_bytes") / 1e6)

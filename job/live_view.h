@@ -20,6 +20,12 @@ struct StepView {
   std::optional<double> sample_tokens_per_s = std::nullopt;
 };
 
+// A source of tasks, and how wide its window is; nothing = none.
+struct SourceView {
+  std::string name;
+  std::optional<int64_t> window;  // W
+};
+
 struct ViewState {
   std::string name;
   // "starting", "warm-up", "evaluating", "collecting", "proving", "training", "stopping"; of an ended run how it ended
@@ -32,8 +38,8 @@ struct ViewState {
   std::optional<double> sample_tokens_per_s;  // over the last seconds; absent until there were two looks
   bool sample_is_mean = false;                // it is the mean since the job's first token instead
   std::optional<int64_t> staleness_bound;
-  int64_t slots = 0;              // B
-  std::optional<int64_t> window;  // W
+  int64_t slots = 0;                // of all sources
+  std::vector<SourceView> sources;  // at least one while it runs
   std::map<std::string, double> pool;      // metrics of the pool role
   std::map<std::string, double> outcomes;  // attempts by outcome, of the whole run
   double buried = 0;                       // groups that ended without being trained on, of the whole run

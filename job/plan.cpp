@@ -21,6 +21,15 @@ constexpr int64_t kAutoTrainerBytes = 4096 * kMiB;
 
 }  // namespace
 
+std::vector<PlannedSource> PlanSources(const datapool::PoolConfig& pool) {
+  const datapool::PoolPlan plan = datapool::Plan(pool);
+  std::vector<PlannedSource> sources;
+  for (size_t i = 0; i < plan.quota.size(); ++i) {
+    sources.push_back({datapool::SourceNames(pool)[i], plan.quota[i], plan.slots[i], plan.window[i], plan.bounds[i]});
+  }
+  return sources;
+}
+
 Result<Plan> MakePlan(const Job& job, const engine::ModelConfig& model, const Machine& machine, const OtherModels& others) {
   Plan plan;
   plan.model = model;
@@ -45,13 +54,12 @@ Result<Plan> MakePlan(const Job& job, const engine::ModelConfig& model, const Ma
         fmt::format("sampling.top_k: {} has no effect, the model has {} tokens; 0 turns it off", job.sampling.top_k, model.vocab));
   }
 
-  const datapool::PoolPlan pool = datapool::Plan(job.pool);
-  plan.slots = pool.slots.at(0);
-  plan.window = pool.window.at(0);
-  plan.bound = pool.bound;
+  plan.sources = PlanSources(job.pool);
+  for (const PlannedSource& source : plan.sources) plan.slots += source.slots;
+  plan.bound = datapool::Plan(job.pool).bound;
   plan.rollouts = job.trainer.steps * job.pool.P * job.pool.G;
   const int64_t started = plan.slots * (job.pool.G + job.pool.extra);
-  plan.concurrency = job.scaffold.concurrency.value_or(std::min<int64_t>(started, 32));
+  plan.concurrency = job.concurrency.value_or(std::min<int64_t>(started, 32));
 
   const auto page = static_cast<int64_t>(engine::KvPool::PageBytes(model, profile));
   const int64_t one_sequence = page * ((model.max_positions + engine::kPagePositions - 1) / engine::kPagePositions);
@@ -117,9 +125,16 @@ std::string PrintPlan(const Job& job, const Plan& plan) {
     line("reference", fmt::format("{}, {} in the trainer", start ? "the weights of version 0" : job.trainer.reference, FormatSize(plan.reference_bytes)));
   }
   if (plan.teacher_bytes > 0) line("teacher", fmt::format("{}, {} in the trainer", job.trainer.teacher, FormatSize(plan.teacher_bytes)));
-  line("pool", fmt::format("B = {} slots, window W = {}, staleness S = {}, never above {}", plan.slots,
-                           plan.window ? std::to_string(*plan.window) : "none", job.pool.S,
-                           plan.bound ? fmt::format("{} updates", *plan.bound) : "(no bound with areal)"));
+  const auto never_above = [](const std::optional<int64_t>& bound) { return bound ? fmt::format("never above {} updates", *bound) : "no bound with areal"; };
+  const auto width = [](const std::optional<int64_t>& window) { return window ? std::to_string(*window) : "none"; };
+  const bool several = plan.sources.size() > 1;
+  line("pool", fmt::format("B = {} slots, {}staleness S = {}, {}", plan.slots,
+                           several ? "" : "window W = " + width(plan.sources.at(0).window) + ", ", job.pool.S, never_above(plan.bound)));
+  for (const PlannedSource& source : plan.sources) {
+    if (!several) break;
+    text += fmt::format("    {:<12} {} of the {} groups of every batch, B = {} slots, window W = {}, {}\n", source.name, source.groups, job.pool.P, source.slots,
+                        width(source.window), never_above(source.bound));
+  }
   const datapool::RetentionConfig& keep = job.retention;
   static constexpr const char* kFate[] = {"kept", "archived in the run folder", "dropped"};
   line("disk", fmt::format("records of groups that are over: {}{}; {}", kFate[static_cast<int>(keep.consumed)],
@@ -127,9 +142,13 @@ std::string PrintPlan(const Job& job, const Plan& plan) {
                            keep.free > 0 ? fmt::format("no new rollouts while less than {} are free", FormatSize(keep.free)) : "until the disk is full"));
   line("weights", fmt::format("{} a version through shared memory, served whole by {} worker{} before an update counts", FormatSize(plan.weight_bytes),
                               job.rollout.workers, job.rollout.workers == 1 ? "" : "s"));
-  line("agents", fmt::format("{} ({}{}), {} at once, {} s each", job.scaffold.name, job.scaffold.kind,
-                             job.scaffold.kind == "command" ? (job.scaffold.host ? " on the host" : " in its sandbox") : "", plan.concurrency,
-                             FormatDouble(job.scaffold.timeout_s)));
+  std::vector<std::string> agents;
+  for (const Job::Source& source : job.sources) {
+    const Job::Scaffold& s = source.scaffold;
+    agents.push_back(fmt::format("{}{} ({}{}), {} s each", several ? source.name + ": " : "", s.name, s.kind,
+                                 s.kind == "command" ? (s.host ? " on the host" : " in its sandbox") : "", FormatDouble(s.timeout_s)));
+  }
+  line("agents", fmt::format("{} at once; {}", plan.concurrency, Join(agents, "; ")));
   line("activations", fmt::format("at most {} in the trainer (trainer.memory); gradients are the same to the last bit only with the same figure",
                                  FormatSize(plan.trainer_memory_bytes)));
   line("sandbox", fmt::format("{} memory, {} processes, {} disk each; network: none", FormatSize(job.sandbox.limits.memory_bytes),
@@ -150,12 +169,27 @@ std::string PlanToJson(const Job& job, const Plan& plan) {
   w.Key("model").BeginObject().Key("parameters").Int(plan.parameters).Key("layers").Int(plan.model.layers).Key("width").Int(plan.model.width);
   w.Key("vocab").Int(plan.model.vocab).Key("max_positions").Int(plan.model.max_positions).EndObject();
   w.Key("numerics").String(job.numerics).Key("cpu_path").String(plan.cpu_path);
-  w.Key("pool").BeginObject().Key("P").Int(job.pool.P).Key("S").Int(job.pool.S).Key("B").Int(plan.slots).Key("W");
-  if (plan.window) w.Int(*plan.window);
-  else w.Null();
-  w.Key("bound");
-  if (plan.bound) w.Int(*plan.bound);
-  else w.Null();
+  w.Key("pool").BeginObject().Key("P").Int(job.pool.P).Key("S").Int(job.pool.S).Key("B").Int(plan.slots);
+  auto number = [&](const char* key, const std::optional<int64_t>& value) {
+    w.Key(key);
+    if (value) w.Int(*value);
+    else w.Null();
+  };
+  // Of several sources the widest; each has its own.
+  std::optional<int64_t> widest = plan.sources.at(0).window;
+  for (const PlannedSource& source : plan.sources) widest = widest && source.window ? std::optional(std::max(*widest, *source.window)) : std::nullopt;
+  number("W", widest);
+  number("bound", plan.bound);
+  if (plan.sources.size() > 1) {
+    w.Key("sources").BeginArray();
+    for (const PlannedSource& source : plan.sources) {
+      w.BeginObject().Key("name").String(source.name).Key("P").Int(source.groups).Key("B").Int(source.slots);
+      number("W", source.window);
+      number("bound", source.bound);
+      w.EndObject();
+    }
+    w.EndArray();
+  }
   w.EndObject();
   w.Key("steps").Int(job.trainer.steps).Key("rollouts").Int(plan.rollouts).Key("concurrency").Int(plan.concurrency);
   w.Key("weightsync").BeginObject().Key("transport").String("shm").Key("bytes").Int(plan.weight_bytes).Key("workers").Int(job.rollout.workers).EndObject();

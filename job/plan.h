@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "datapool/types.h"
 #include "engine/config.h"
 #include "job/job.h"
 
@@ -29,14 +30,24 @@ struct PlannedProcess {
   int64_t mapped_bytes = 0;  // weights that it maps read-only and another process holds: resident, but once for the machine
 };
 
+// What one source of tasks has of the pool.
+struct PlannedSource {
+  std::string name;
+  int64_t groups = 0;             // of each batch
+  int64_t slots = 0;              // B
+  std::optional<int64_t> window;  // W; nothing with areal
+  std::optional<int64_t> bound;   // of its own groups, staleness in updates; nothing with areal
+};
+std::vector<PlannedSource> PlanSources(const datapool::PoolConfig& pool);
+
 struct Plan {
   engine::ModelConfig model;
   int64_t parameters = 0;
   int64_t weight_bytes = 0;  // of one version on its way to a worker
   std::string cpu_path;
-  int64_t slots = 0;                // B
-  std::optional<int64_t> window;    // W; nothing with areal
-  std::optional<int64_t> bound;     // staleness in updates; nothing with areal
+  std::vector<PlannedSource> sources;  // in the order of the file; at least one
+  int64_t slots = 0;                // of all sources
+  std::optional<int64_t> bound;     // the largest of the sources' bounds; nothing with areal
   int64_t rollouts = 0;             // of a whole job without failures
   int64_t concurrency = 0;          // attempts played at once
   int64_t reference_bytes = 0, teacher_bytes = 0;  // of the models beside the policy; 0 = none

@@ -17,11 +17,11 @@ namespace {
 constexpr std::string_view kBuild = "{build}/";
 
 // Words of a command that name a file of the build folder.
-Status CheckBuildFiles(const std::vector<std::string>& command, const std::string& build_folder, const char* key) {
+Status CheckBuildFiles(const std::vector<std::string>& command, const std::string& build_folder, const std::string& key) {
   for (const std::string& word : command) {
     if (word.rfind(kBuild, 0) != 0) continue;
     const std::string path = build_folder + "/" + word.substr(kBuild.size());
-    if (!Exists(path)) return InvalidArgument(std::string(key) + ": '" + word + "' is not there: no file " + path);
+    if (!Exists(path)) return InvalidArgument(key + ": '" + word + "' is not there: no file " + path);
   }
   return Status::Ok();
 }
@@ -35,19 +35,40 @@ bool OnPath(const std::string& program) {
 }
 
 // The program of a scaffold that runs on the host.
-Status CheckHostProgram(const std::string& program) {
+Status CheckHostProgram(const std::string& program, const std::string& key) {
   if (program.rfind("{", 0) == 0) return Status::Ok();  // {build} is checked, {run} does not exist yet
   const bool found = program.find('/') == std::string::npos ? OnPath(program) : access(program.c_str(), X_OK) == 0;
   if (found) return Status::Ok();
-  return InvalidArgument("scaffold.command: '" + program + "' is no program that can be run here");
+  return InvalidArgument(key + ": '" + program + "' is no program that can be run here");
 }
 
-Status CheckTasks(const TaskList& list, const char* key) {
+Status CheckTasks(const TaskList& list) {
   if (list.jsonl.empty()) return Status::Ok();
   auto tasks = agents::LoadJsonlTasks(list.jsonl);
-  if (!tasks.ok()) return InvalidArgument(std::string(key) + ".jsonl: " + tasks.status().message());
-  if ((*tasks)->size() == 0) return InvalidArgument(std::string(key) + ".jsonl: " + list.jsonl + " holds no task");
+  if (!tasks.ok()) return InvalidArgument(list.key + ".jsonl: " + tasks.status().message());
+  if ((*tasks)->size() == 0) return InvalidArgument(list.key + ".jsonl: " + list.jsonl + " holds no task");
   return Status::Ok();
+}
+
+Status CheckSource(const Job::Source& source, const std::string& build_folder) {
+  RETURN_IF_ERROR(CheckTasks(source.train));
+  if (source.eval) RETURN_IF_ERROR(CheckTasks(*source.eval));
+  agents::ScaffoldOptions scaffold;
+  scaffold.name = source.scaffold.name;
+  scaffold.kind = source.scaffold.kind;
+  scaffold.command = source.scaffold.command;
+  if (auto made = agents::MakeScaffold(scaffold); !made.ok()) {
+    constexpr size_t kBlock = sizeof "scaffold" - 1;  // its messages begin with that key
+    return InvalidArgument(source.scaffold.key + made.status().message().substr(kBlock));
+  }
+  RETURN_IF_ERROR(CheckBuildFiles(source.scaffold.command, build_folder, source.scaffold.key + ".command"));
+  if (source.scaffold.host) RETURN_IF_ERROR(CheckHostProgram(source.scaffold.command[0], source.scaffold.key + ".command"));
+  if (source.verifier.kind == "builtin") {
+    if (auto made = verifiers::MakeBuiltinVerifier(source.verifier.name); !made.ok()) {
+      return InvalidArgument(source.verifier.key + ".name: " + made.status().message());
+    }
+  }
+  return CheckBuildFiles(source.verifier.command, build_folder, source.verifier.key + ".command");
 }
 
 }  // namespace
@@ -59,21 +80,7 @@ std::string BuildFolder() {
 }
 
 Status CheckReferences(const Job& job, const std::string& build_folder) {
-  RETURN_IF_ERROR(CheckTasks(job.tasks.train, "tasks.train"));
-  if (job.tasks.eval) RETURN_IF_ERROR(CheckTasks(*job.tasks.eval, "tasks.eval"));
-  agents::ScaffoldOptions scaffold;
-  scaffold.name = job.scaffold.name;
-  scaffold.kind = job.scaffold.kind;
-  scaffold.command = job.scaffold.command;
-  if (auto made = agents::MakeScaffold(scaffold); !made.ok()) return InvalidArgument(made.status().message());
-  RETURN_IF_ERROR(CheckBuildFiles(job.scaffold.command, build_folder, "scaffold.command"));
-  if (job.scaffold.host) RETURN_IF_ERROR(CheckHostProgram(job.scaffold.command[0]));
-  if (job.verifier.kind == "builtin") {
-    if (auto made = verifiers::MakeBuiltinVerifier(job.verifier.name); !made.ok()) {
-      return InvalidArgument("verifier.name: " + made.status().message());
-    }
-  }
-  RETURN_IF_ERROR(CheckBuildFiles(job.verifier.command, build_folder, "verifier.command"));
+  for (const Job::Source& source : job.sources) RETURN_IF_ERROR(CheckSource(source, build_folder));
   for (const sandbox::Mount& mount : job.sandbox.mounts) {
     if (!Exists(mount.source)) return InvalidArgument("sandbox.mounts: source '" + mount.source + "' is not there");
   }

@@ -158,8 +158,10 @@ Result<int> ServePool(RoleContext& context) {
   datapool::ServerOptions options;
   options.run = context.run_dir;
   options.config = context.job.pool;
-  ASSIGN_OR_RETURN(const std::unique_ptr<agents::TaskSource> tasks, MakeTasks(context.job, context.job.tasks.train));
-  options.task_counts = {tasks->size()};
+  for (const Job::Source& source : context.job.sources) {
+    ASSIGN_OR_RETURN(const std::unique_ptr<agents::TaskSource> tasks, MakeTasks(context.job, source.train));
+    options.task_counts.push_back(tasks->size());
+  }
   options.alarms = context.job.alarms;
   options.retention = context.job.retention;
   options.job_incarnation = std::to_string(context.state.incarnation);
@@ -239,7 +241,7 @@ Result<int> ServeTrainer(RoleContext& context) {
   training.prove_every = job.trainer.prove_every;
   training.permute_rewards = job.trainer.permute_rewards;
   training.eval_every = job.eval.every;
-  training.evaluate = job.tasks.eval.has_value();
+  training.evaluate = job.Evaluates();
   training.job_began_s = context.JobBeganS();
   if (job.trainer.sft) {
     trainer::SftOptions& sft = training.sft.emplace();
@@ -294,20 +296,20 @@ Result<int> ServeTrainer(RoleContext& context) {
   return code;
 }
 
-Result<std::unique_ptr<verifiers::Verifier>> MakeVerifier(const RoleContext& context, sandbox::SandboxService* service) {
+Result<std::unique_ptr<verifiers::Verifier>> MakeVerifier(const RoleContext& context, const Job::Verifier& verifier, sandbox::SandboxService* service) {
   const Job& job = context.job;
-  if (job.verifier.kind == "builtin") return verifiers::MakeBuiltinVerifier(job.verifier.name);
+  if (verifier.kind == "builtin") return verifiers::MakeBuiltinVerifier(verifier.name);
   // Inside, the programs of {build} lie in one fixed folder, each mounted by itself.
   constexpr char kBuildInside[] = "/opt/temper";
   verifiers::CommandOptions options;
-  options.name = job.verifier.name;
-  options.timeout_s = job.verifier.timeout_s;
+  options.name = verifier.name;
+  options.timeout_s = verifier.timeout_s;
   options.limits = job.sandbox.limits;
-  options.limits.wall_s = job.verifier.timeout_s;
+  options.limits.wall_s = verifier.timeout_s;
   options.rootfs = job.sandbox.rootfs;
   options.mounts = job.sandbox.mounts;
   constexpr std::string_view kBuild = "{build}/";
-  for (std::string word : job.verifier.command) {
+  for (std::string word : verifier.command) {
     if (word.rfind(kBuild, 0) == 0) {
       const std::string program = word.substr(kBuild.size());
       options.mounts.push_back({context.build_dir + "/" + program, std::string(kBuildInside) + "/" + program});
@@ -318,6 +320,40 @@ Result<std::unique_ptr<verifiers::Verifier>> MakeVerifier(const RoleContext& con
   return verifiers::MakeCommandVerifier(options, service);
 }
 
+agents::AttemptOptions AttemptOf(const RoleContext& context, const Job::Source& source) {
+  const Job& job = context.job;
+  agents::AttemptOptions attempt;
+  attempt.scaffold.name = source.scaffold.name;
+  attempt.scaffold.kind = source.scaffold.kind;
+  attempt.scaffold.command = source.scaffold.command;
+  attempt.scaffold.host = source.scaffold.host;
+  attempt.scaffold.max_turns = source.scaffold.max_turns;
+  attempt.scaffold.timeout_s = source.scaffold.timeout_s;
+  attempt.scaffold.exit_is_policy = source.scaffold.exit_is_policy;
+  attempt.scaffold.build_dir = context.build_dir;
+  attempt.scaffold.run_dir = context.run_dir;
+  attempt.sampling.temperature = static_cast<float>(job.sampling.temperature);
+  attempt.sampling.top_p = static_cast<float>(job.sampling.top_p);
+  attempt.sampling.top_k = static_cast<uint32_t>(job.sampling.top_k);
+  attempt.sampling.min_p = static_cast<float>(job.sampling.min_p);
+  attempt.sampling.repetition_stop = static_cast<uint32_t>(job.sampling.repetition_stop);
+  attempt.sampling.max_tokens = static_cast<uint32_t>(job.sampling.max_tokens);
+  attempt.eval_temperature = static_cast<float>(job.eval.temperature);
+  attempt.seed = job.seed;
+  attempt.limits = job.sandbox.limits;
+  attempt.rootfs = job.sandbox.rootfs;
+  attempt.mounts = job.sandbox.mounts;
+  attempt.failure_reward = source.verifier.failure_reward;
+  return attempt;
+}
+
+// What agents::ServerSource points to.
+struct OwnedSource {
+  std::unique_ptr<agents::TaskSource> train, eval;
+  std::unique_ptr<agents::Scaffold> scaffold;
+  std::unique_ptr<verifiers::Verifier> verifier;
+};
+
 Result<int> ServeAgents(RoleContext& context) {
   const Job& job = context.job;
   ASSIGN_OR_RETURN(const std::string pool_address, context.Endpoint("pool"));
@@ -326,36 +362,26 @@ Result<int> ServeAgents(RoleContext& context) {
   const std::unique_ptr<datapool::DataPool> pool = datapool::ConnectDataPool(pool_address);
   const std::unique_ptr<gateway::GatewayControl> gateway = gateway::NewGatewayClient(gateway_address);
   const std::unique_ptr<sandbox::SandboxService> sandbox = sandbox::ConnectSandboxService(sandbox_address);
-  ASSIGN_OR_RETURN(const std::unique_ptr<agents::TaskSource> train, MakeTasks(job, job.tasks.train));
-  std::unique_ptr<agents::TaskSource> eval;
-  if (job.tasks.eval) {
-    ASSIGN_OR_RETURN(eval, MakeTasks(job, *job.tasks.eval));
+  std::vector<OwnedSource> owned;
+  agents::ServerParts parts;
+  for (const Job::Source& source : job.sources) {
+    OwnedSource& own = owned.emplace_back();
+    ASSIGN_OR_RETURN(own.train, MakeTasks(job, source.train));
+    if (source.eval) {
+      ASSIGN_OR_RETURN(own.eval, MakeTasks(job, *source.eval));
+    }
+    ASSIGN_OR_RETURN(own.verifier, MakeVerifier(context, source.verifier, sandbox.get()));
+    agents::ServerSource& part = parts.sources.emplace_back();
+    part.name = source.name;
+    part.attempt = AttemptOf(context, source);
+    ASSIGN_OR_RETURN(own.scaffold, agents::MakeScaffold(part.attempt.scaffold));
+    part.train = own.train.get();
+    part.eval = own.eval.get();
+    part.scaffold = own.scaffold.get();
+    part.verifier = own.verifier.get();
   }
-  ASSIGN_OR_RETURN(const std::unique_ptr<verifiers::Verifier> verifier, MakeVerifier(context, sandbox.get()));
 
   agents::ServerOptions options;
-  agents::ScaffoldOptions& scaffold = options.attempt.scaffold;
-  scaffold.name = job.scaffold.name;
-  scaffold.kind = job.scaffold.kind;
-  scaffold.command = job.scaffold.command;
-  scaffold.host = job.scaffold.host;
-  scaffold.max_turns = job.scaffold.max_turns;
-  scaffold.timeout_s = job.scaffold.timeout_s;
-  scaffold.exit_is_policy = job.scaffold.exit_is_policy;
-  scaffold.build_dir = context.build_dir;
-  scaffold.run_dir = context.run_dir;
-  options.attempt.sampling.temperature = static_cast<float>(job.sampling.temperature);
-  options.attempt.sampling.top_p = static_cast<float>(job.sampling.top_p);
-  options.attempt.sampling.top_k = static_cast<uint32_t>(job.sampling.top_k);
-  options.attempt.sampling.min_p = static_cast<float>(job.sampling.min_p);
-  options.attempt.sampling.repetition_stop = static_cast<uint32_t>(job.sampling.repetition_stop);
-  options.attempt.sampling.max_tokens = static_cast<uint32_t>(job.sampling.max_tokens);
-  options.attempt.eval_temperature = static_cast<float>(job.eval.temperature);
-  options.attempt.seed = job.seed;
-  options.attempt.limits = job.sandbox.limits;
-  options.attempt.rootfs = job.sandbox.rootfs;
-  options.attempt.mounts = job.sandbox.mounts;
-  options.attempt.failure_reward = job.verifier.failure_reward;
   options.concurrency = static_cast<int>(context.concurrency);
   options.group_size = job.pool.G;
   options.run_dir = context.run_dir;
@@ -364,16 +390,10 @@ Result<int> ServeAgents(RoleContext& context) {
   ASSIGN_OR_RETURN(options.control_fd, context.TakeFd("control"));
   options.on_fatal = context.OnFatal();
   options.on_stop = context.OnStop();
-  ASSIGN_OR_RETURN(const std::unique_ptr<agents::Scaffold> player, agents::MakeScaffold(scaffold));
 
-  agents::ServerParts parts;
-  parts.train = train.get();
-  parts.eval = eval.get();
-  parts.scaffold = player.get();
   parts.pool = pool.get();
   parts.gateway = gateway.get();
   parts.sandbox = sandbox.get();
-  parts.verifier = verifier.get();
   agents::Server server(options, parts);
   return ServeUntilEnd(context, server);
 }

@@ -8,6 +8,8 @@
 #include "common/file.h"
 #include "common/json.h"
 #include "common/strings.h"
+#include "datapool/listing.h"
+#include "datapool/statistics.h"
 #include "datapool/verify.h"
 #include "job/eval_change.h"
 #include "trainer/loop.h"
@@ -65,8 +67,12 @@ std::string MakeSummary(const Job& job, const Plan& plan, const std::string& run
 
   datapool::VerifyReport ledger;
   ledger.balanced = true;
+  datapool::Statistics statistics(job.pool, {});
   if (auto text = ReadFile(run_dir + "/ledger.jsonl"); text.ok()) {
     ledger = datapool::VerifyLedger(job.pool, *text);
+    if (const auto records = datapool::ReadLedger(*text); records.ok()) {
+      for (const datapool::LedgerRecord& record : *records) statistics.Add(record.line);
+    }
     if (!ledger.balanced) notes.push_back("ledger.jsonl line " + std::to_string(ledger.balance_line) + ": " + ledger.balance_error);
     else if (!ledger.replayed) notes.push_back("ledger.jsonl line " + std::to_string(ledger.replay_line) + " is not what the window machine decides: " + ledger.replay_error);
   }
@@ -124,6 +130,19 @@ std::string MakeSummary(const Job& job, const Plan& plan, const std::string& run
   w.Key("in_flight").Int(ledger.in_flight).Key("tombstoned").BeginObject();
   for (const auto& [reason, count] : ledger.tombstoned) w.Key(reason).Int(count);
   w.EndObject().EndObject();
+  w.Key("length_bias").Double(statistics.length_bias());
+  if (plan.sources.size() > 1) {
+    w.Key("sources").BeginObject();
+    for (const PlannedSource& planned : plan.sources) {
+      const datapool::Balance::Source source = ledger.sources[planned.name];  // of a run without a ledger: nothing
+      w.Key(planned.name).BeginObject().Key("of_every_step").Int(planned.groups).Key("admitted").Int(source.admitted);
+      w.Key("consumed").Int(source.consumed).Key("tombstoned").Int(source.tombstoned).Key("in_flight").Int(source.in_flight());
+      w.Key("staleness_max").Int(source.staleness_max);
+      number("staleness_bound", planned.bound ? std::optional<double>(static_cast<double>(*planned.bound)) : std::nullopt);
+      w.EndObject();
+    }
+    w.EndObject();
+  }
   w.Key("weight_updates").Int(job.pool.P > 0 ? ledger.consumed / job.pool.P : 0);
   w.Key("tokens_per_s").BeginObject();
   w.Key("sample").Double(end.sampling_s > 0 ? (sampled + sampled_eval) / end.sampling_s : 0);

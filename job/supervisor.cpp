@@ -96,8 +96,7 @@ struct Supervisor::Impl {
     options.name = job.name;
     options.steps = job.trainer.steps;
     options.staleness_bound = plan.bound;
-    options.window = plan.window;
-    options.slots = plan.slots;
+    AddSources(plan.sources, &options);
     options.rollouts_per_step = job.pool.P * job.pool.G;
     options.warm_up_tokens = job.trainer.sft ? job.trainer.sft->tokens : 0;
     options.elapsed_before_s = state.wall_s;

@@ -9,6 +9,7 @@
 #include "common/clock.h"
 #include "common/config.h"
 #include "common/file.h"
+#include "datapool/listing.h"
 #include "datapool/types.h"
 #include "datapool/verify.h"
 #include "job/job.h"
@@ -34,10 +35,8 @@ WatcherOptions Options(const Job& job, const std::string& run_dir, const RunStat
   options.run_dir = run_dir;
   options.name = job.name;
   options.steps = job.trainer.steps;
-  const datapool::PoolPlan pool = datapool::Plan(job.pool);
-  options.staleness_bound = pool.bound;
-  options.window = pool.window.at(0);
-  options.slots = pool.slots.at(0);
+  options.staleness_bound = datapool::Plan(job.pool).bound;
+  AddSources(PlanSources(job.pool), &options);
   options.rollouts_per_step = job.pool.P * job.pool.G;
   options.warm_up_tokens = job.trainer.sft ? job.trainer.sft->tokens : 0;
   options.elapsed_before_s = ended || state.began_s == 0 ? state.wall_s : now_s - state.began_s;
@@ -66,9 +65,14 @@ void ShowEnd(const Job& job, const std::string& run_dir, const RunState& state, 
   view->outcomes.clear();
   view->buried = 0;
   if (auto ledger = ReadFile(run_dir + "/ledger.jsonl"); ledger.ok()) {
-    const datapool::VerifyReport report = datapool::VerifyLedger(job.pool, *ledger);
-    for (const auto& [outcome, count] : report.outcomes) view->outcomes[outcome] = static_cast<double>(count);
-    for (const auto& [reason, count] : report.tombstoned) view->buried += static_cast<double>(count);
+    // Counted, not replayed: `pool verify` says whether it is right.
+    datapool::Balance balance(job.pool);
+    const auto records = datapool::ReadLedger(*ledger);
+    for (size_t i = 0; records.ok() && i < records->size(); ++i) {
+      if (!balance.Add((*records)[i]).ok()) break;
+    }
+    for (const auto& [outcome, count] : balance.outcomes()) view->outcomes[outcome] = static_cast<double>(count);
+    for (const auto& [reason, count] : balance.tombstones()) view->buried += static_cast<double>(count);
   }
 }
 

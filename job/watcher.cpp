@@ -45,6 +45,13 @@ double NumberOr(const json::value& value, std::string_view key, double fallback)
 
 }  // namespace
 
+void AddSources(const std::vector<PlannedSource>& sources, WatcherOptions* options) {
+  for (const PlannedSource& source : sources) {
+    options->sources.push_back({source.name, source.window});
+    options->slots += source.slots;
+  }
+}
+
 // Asks every role for its snapshot, round and round.
 class Watcher::Poller {
  public:
@@ -134,7 +141,7 @@ Watcher::Watcher(WatcherOptions options, Clock& clock)
   view_.phase = "starting";
   view_.steps = options_.steps;
   view_.staleness_bound = options_.staleness_bound;
-  view_.window = options_.window;
+  view_.sources = options_.sources;
   view_.slots = options_.slots;
   view_.warm_up_tokens_all = static_cast<double>(options_.warm_up_tokens);
   view_.rollouts_per_step = options_.rollouts_per_step;

@@ -11,6 +11,7 @@
 
 #include "common/clock.h"
 #include "job/live_view.h"
+#include "job/plan.h"
 
 namespace temper::job {
 
@@ -21,14 +22,17 @@ struct WatcherOptions {
   std::string run_dir;
   std::string name;  // of the job
   int64_t steps = 0;
-  std::optional<int64_t> staleness_bound, window;
-  int64_t slots = 0;
+  std::optional<int64_t> staleness_bound;
+  std::vector<SourceView> sources;
+  int64_t slots = 0;  // of all sources
   int64_t rollouts_per_step = 0;
   int64_t warm_up_tokens = 0;  // 0 = no warm-up
   double elapsed_before_s = 0, sampling_before_s = 0;  // of earlier starts of the run
   std::map<std::string, double> counters;         // of processes that are gone
   std::map<std::string, std::string> addresses;  // role name -> control socket
 };
+
+void AddSources(const std::vector<PlannedSource>& sources, WatcherOptions* options);
 
 // What is new since the last Refresh; what the files held before the first one is not new.
 struct News {

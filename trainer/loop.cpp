@@ -83,6 +83,11 @@ struct StepReport {
   OnPolicyCheck on_policy;
   int64_t staleness_max = 0;
   double staleness_mean = 0;
+  struct Source {
+    int64_t groups = 0, rollouts = 0, staleness_max = 0;
+    double reward = 0;  // sum
+  };
+  std::map<std::string, Source> sources;
   AdamW::Report optimizer;
   std::string skipped;  // why no optimizer step was taken; empty when one was
   bool again = false;
@@ -115,6 +120,15 @@ std::string MetricsLine(const StepReport& r, double clip_norm) {
   w.Key("on_policy_tokens").Int(r.on_policy.tokens);
   w.Key("importance_ratio_max_dev_on_policy").Double(r.on_policy.max_deviation);
   w.Key("staleness_max").Int(r.staleness_max).Key("staleness_mean").Double(r.staleness_mean);
+  if (r.sources.size() > 1) {
+    w.Key("sources").BeginObject();
+    for (const auto& [name, s] : r.sources) {
+      w.Key(name).BeginObject().Key("groups").Int(s.groups).Key("rollouts").Int(s.rollouts);
+      w.Key("reward_mean").Double(s.rollouts > 0 ? s.reward / static_cast<double>(s.rollouts) : 0);
+      w.Key("staleness_max").Int(s.staleness_max).EndObject();
+    }
+    w.EndObject();
+  }
   w.Key("zero_signal_groups").Int(r.loss_metrics.zero_signal_groups);
   w.Key("clip_fraction_low").Double(r.loss_metrics.clip_fraction_low);
   w.Key("clip_fraction_high").Double(r.loss_metrics.clip_fraction_high);
@@ -402,10 +416,15 @@ class Loop {
       const int64_t age = state_.step - leased.version_admitted;
       report.staleness_max = std::max(report.staleness_max, age);
       staleness += static_cast<double>(age);
+      StepReport::Source& source = report.sources[leased.source];
+      ++source.groups;
+      source.staleness_max = std::max(source.staleness_max, age);
       for (size_t i = 0; i < leased.members.size(); ++i) {
         ASSIGN_OR_RETURN(Rollout rollout, ParseTrajectory(leased.members[i], state_.params.config().vocab));
         rollout.rollout = leased.rollouts[i];
         reward += rollout.reward;
+        source.reward += rollout.reward;
+        ++source.rollouts;
         ++report.outcomes[OutcomeName(rollout.outcome)];
         ++report.rollouts;
         group.rollouts.push_back(std::move(rollout));

@@ -1,5 +1,6 @@
 // An agent that misbehaves in the way its first argument names. The mode `as-told` takes the way from the task's metadata
-// ({"mode":"…"}); a second argument `some` lets about every third attempt misbehave, by its key, and the others be good.
+// ({"mode":"…"}); a second argument `some` lets about every third attempt misbehave, by its key, and the others be good. The mode
+// `told`, for an agent on the host, takes it from rules in the second argument (tests/harness/told.h), as does `sleeps:SECONDS`.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -8,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +21,7 @@
 #include <vector>
 
 #include "tests/harness/misbehave.h"
+#include "tests/harness/told.h"
 
 namespace {
 
@@ -229,7 +232,18 @@ int main(int argc, char** argv) {
     task << std::ifstream(Env("TEMPER_TASK_FILE")).rdbuf();
     mode = StringOf(task.str(), "mode");
   }
-  if (argc > 2) {
+  if (mode == "told" && argc > 2) {
+    // On the host the task file is called after the session.
+    const std::string file = Env("TEMPER_TASK_FILE");
+    std::array<int, 3> attempt{};
+    std::sscanf(file.c_str() + file.rfind('/') + 1, "%d.%d.%d", &attempt[0], &attempt[1], &attempt[2]);
+    mode = temper::Told(argv[2], attempt, "good");
+    if (mode.rfind("sleeps:", 0) == 0) {
+      GoodCall();
+      usleep(static_cast<useconds_t>(std::atof(mode.c_str() + 7) * 1e6));
+      return 0;
+    }
+  } else if (argc > 2) {
     uint32_t hash = 2166136261u;
     for (char c : Env("OPENAI_API_KEY")) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
     if (hash % 3 != 0) mode = "good";

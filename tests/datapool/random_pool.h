@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -37,6 +39,13 @@ inline PoolConfig RandomConfig(Rng& rng) {
     }
     if (rng.Chance(0.3)) {
       c.sources = {SourceConfig{"a", 1, {}, {}}, SourceConfig{"b", 2.5, {}, {}}};
+      if (c.P > 2 && rng.Chance(0.3)) c.sources.push_back(SourceConfig{"c", 0.5, {}, {}});
+      for (SourceConfig& s : c.sources) {
+        if (c.window.policy == Policy::kAreal || rng.Chance(0.5)) continue;
+        s.window.emplace();
+        if (rng.Chance(0.5)) s.window->policy = rng.Chance(0.5) ? Policy::kStrict : Policy::kGreedy;
+        else s.window->fraction = 0.6;
+      }
     } else if (rng.Chance(0.3)) {
       c.B = rng.Between(c.P, c.P * (c.S + 2));
     }
@@ -48,10 +57,24 @@ struct Driver {
   explicit Driver(uint64_t seed_in) : seed(seed_in), rng(seed_in), config(RandomConfig(rng)), window(config) { Keep(window.Start(0)); }
 
   void Keep(const StepOutput& out) {
-    for (const LedgerLine& line : out.ledger) ledger += PrintLedger({++seq, line}) + "\n";
+    const std::vector<std::string> names = SourceNames(config);
+    auto index = [&](const std::string& name) { return static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin()); };
+    for (const LedgerLine& line : out.ledger) {
+      ledger += PrintLedger({++seq, line}) + "\n";
+      if (line.kind == LedgerLine::Kind::kAdmit) source_of[*line.group] = index(line.source);
+    }
     for (const Decision& d : out.decisions) {
-      if (d.kind == Decision::Kind::kLease && window.plan().bound) {
-        for (int64_t stale : d.staleness) EXPECT_LE(stale, *window.plan().bound) << "seed " << seed << " " << PrintPoolConfig(config);
+      if (d.kind == Decision::Kind::kLease) {
+        std::vector<int64_t> shares(names.size(), 0);
+        for (size_t i = 0; i < d.groups.size(); ++i) {
+          const size_t source = source_of.at(d.groups[i]);
+          ++shares[source];
+          const std::optional<int64_t>& bound = window.plan().bounds[source];
+          if (bound) {
+            EXPECT_LE(d.staleness[i], *bound) << "seed " << seed << " " << PrintPoolConfig(config);
+          }
+        }
+        EXPECT_EQ(shares, window.plan().quota) << "seed " << seed << " " << PrintPoolConfig(config);
       }
       EXPECT_EQ(d.ledger[0], d.ledger[1] + d.ledger[2] + d.ledger[3]);
     }
@@ -135,6 +158,7 @@ struct Driver {
   double now = 0;
   int64_t seq = 0;
   int64_t held = -1;  // the group the adversary holds back
+  std::map<int64_t, size_t> source_of;  // of every group admitted
   std::string ledger;
 };
 

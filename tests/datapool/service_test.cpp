@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
+
 #include "common/file.h"
 #include "common/strings.h"
 #include "datapool/verify.h"
@@ -72,16 +74,37 @@ TEST(Service, ShowsItsWindow) {
   s.clock.Advance(31);
   EXPECT_FALSE(s.pool->Lease("t", 0, 0)->ready);
   EXPECT_EQ(s.Metric("asking"), 1);
-  EXPECT_EQ(s.Metric("window.head"), 0);
-  EXPECT_EQ(s.Metric("window.head_wait_s"), 31);
-  EXPECT_EQ(s.Metric("window.head_running"), 1);
-  EXPECT_EQ(s.Metric("window.batch_have"), 1);
-  EXPECT_EQ(s.Metric("window.batch_need"), 2);
-  EXPECT_EQ(s.Metric("window.ready_inside"), 0);
-  EXPECT_EQ(s.Metric("window.ready_outside"), 1);
+  EXPECT_EQ(s.Metric("window.default.head"), 0);
+  EXPECT_EQ(s.Metric("window.default.head_wait_s"), 31);
+  EXPECT_EQ(s.Metric("window.default.head_running"), 1);
+  EXPECT_EQ(s.Metric("window.default.running"), 2);
+  EXPECT_EQ(s.Metric("window.default.batch_have"), 1);
+  EXPECT_EQ(s.Metric("window.default.batch_need"), 2);
+  EXPECT_EQ(s.Metric("window.default.ready_inside"), 0);
+  EXPECT_EQ(s.Metric("window.default.ready_outside"), 1);
   std::string positions;
-  for (int i = 0; i < s.Metric("window.positions"); ++i) positions += static_cast<char>(s.Metric(fmt::format("window.{:02}", i)));
+  for (int i = 0; i < s.Metric("window.default.positions"); ++i) positions += static_cast<char>(s.Metric(fmt::format("window.default.{:02}", i)));
   EXPECT_EQ(positions, "!.!#");
+  // The wait goes on while nothing changes.
+  s.clock.Advance(7);
+  EXPECT_FALSE(s.pool->Lease("t", 0, 0)->ready);
+  EXPECT_EQ(s.Metric("window.default.head_wait_s"), 38);
+}
+
+// What could go wrong: the view of one source hides that another one keeps the trainer waiting.
+TEST(Service, ShowsTheWindowOfEachSource) {
+  Service s(R"({"P":3,"S":0,"sources":[{"name":"math","weight":1},{"name":"code","weight":2,"window":{"size":2}}]})", "");
+  EXPECT_TRUE(s.pool->TakeIssues("a", 100, 0).ok());
+  EXPECT_EQ(s.Metric("window.code.running"), 2);
+  s.Finish(1);
+  s.Finish(2);
+  s.clock.Advance(5);
+  EXPECT_FALSE(s.pool->Lease("t", 0, 0)->ready);
+  for (const auto& [name, value] : std::map<std::string, double>{{"math.size", 1}, {"math.head", 0}, {"math.head_wait_s", 5}, {"math.running", 1},
+                                                                {"math.batch_have", 0}, {"math.batch_need", 1}, {"code.size", 2}, {"code.head", -1},
+                                                                {"code.head_wait_s", 0}, {"code.running", 0}, {"code.batch_have", 2}, {"code.batch_need", 2}}) {
+    EXPECT_EQ(s.Metric("window." + name), value) << name;
+  }
 }
 
 // What could go wrong: an alarm that should pause the job does not, or one that should only speak does.
@@ -143,20 +166,25 @@ TEST(ServiceDeathTest, AWriteThatFailsEndsThePool) {
       "no space left");
 }
 
-// What could go wrong: a record that does not verify is trained, takes its whole batch down, or its loss is not told.
+// What could go wrong: a record that does not verify is trained, takes its whole batch down, or its loss is not told; one that verifies
+// the second time is trusted again; each record is read twice.
 TEST(Service, ARecordThatDoesNotVerifyIsQuarantined) {
   struct Damaging final : Store {
     Status Write(const StoreWrite& w, bool sync) override { return store->Write(w, sync); }
     Result<std::optional<std::string>> State() override { return store->State(); }
     Result<std::vector<std::pair<int64_t, std::string>>> Ledger() override { return store->Ledger(); }
     Result<std::string> Trajectory(const AttemptId& id) override {
-      if (id == AttemptId{1, 1, 1}) return DataLoss("record 1.1.1 does not verify: checksum");
+      ++*reads;
+      if (id == AttemptId{1, 1, 1} && *reads <= 6) return DataLoss("record 1.1.1 does not verify: checksum");
       return store->Trajectory(id);
     }
     Result<std::vector<std::pair<AttemptId, std::string>>> Records(int64_t group) override { return store->Records(group); }
     Result<StoreSpace> Space() override { return store->Space(); }
+    explicit Damaging(std::atomic<int>* count) : reads(count) {}
+    std::atomic<int>* reads;
     std::unique_ptr<Store> store = MakeMemoryStore();
   };
+  std::atomic<int> reads = 0;
   std::string path = testing::TempDir() + "/ledger-XXXXXX";
   const int fd = mkstemp(path.data());
   ASSERT_GE(fd, 0);
@@ -166,7 +194,7 @@ TEST(Service, ARecordThatDoesNotVerifyIsQuarantined) {
   options.config = Config(R"({"P":2,"S":0,"G":3})");
   options.job_incarnation = "j";
   options.ledger_path = path;
-  Result<std::unique_ptr<LocalDataPool>> opened = LocalDataPool::Open(options, std::make_unique<Damaging>(), metrics, Env::System());
+  Result<std::unique_ptr<LocalDataPool>> opened = LocalDataPool::Open(options, std::make_unique<Damaging>(&reads), metrics, Env::System());
   ASSERT_TRUE(opened.ok());
   LocalDataPool& pool = **opened;
   ASSERT_TRUE(pool.AttachAgents("a").ok());
@@ -190,6 +218,7 @@ TEST(Service, ARecordThatDoesNotVerifyIsQuarantined) {
     EXPECT_EQ(lease->groups[1].rollouts, (std::vector<int32_t>{0, 2}));
     EXPECT_EQ(lease->groups[1].members, (std::vector<std::string>{"1.0", "1.2"}));
   }
+  EXPECT_EQ(reads, 6 + 5);
   EXPECT_EQ(pool.Metrics()->at("quarantined"), 1);
   ASSERT_TRUE(pool.Update("t", 0).ok());
   const std::string ledger = *ReadFile(path);

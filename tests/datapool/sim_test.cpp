@@ -77,5 +77,28 @@ TEST(Advice, IsTheLeastBoundThatIsFast) {
   EXPECT_FALSE(Advise(config, PrintLedger({1, {}}) + "\n", 100).ok());
 }
 
+// What could go wrong: a slow source's rollouts are mixed into a quick one's, and what waits for it goes unseen. Each step needs a
+// group of both: it takes as long as the slow one.
+TEST(Advice, EachSourceTakesTheTimesOfItsOwn) {
+  const PoolConfig config = Config(R"({"P":2,"S":0,"sources":[{"name":"quick"},{"name":"slow"}]})");
+  World world;
+  world.latency.dist = "ledger";
+  world.updates = 10;
+  world.trainer_s = 1;
+  std::vector<RecordedRollout> recorded;
+  for (int i = 0; i < 12; ++i) {
+    recorded.push_back({1, false, 1.0, "quick"});
+    if (i % 3 == 0) recorded.push_back({8, false, 1.0, "slow"});
+  }
+  const Result<WorldReport> own = RunWorld(config, world, recorded, nullptr, nullptr);
+  ASSERT_TRUE(own.ok());
+  EXPECT_EQ(own->time, 10 * (8 + 1));
+  // One that recorded nothing has what there is.
+  for (RecordedRollout& r : recorded) r.source = "quick";
+  const Result<WorldReport> mixed = RunWorld(config, world, recorded, nullptr, nullptr);
+  ASSERT_TRUE(mixed.ok());
+  EXPECT_LT(mixed->time, 10 * (8 + 1));
+}
+
 }  // namespace
 }  // namespace temper::datapool

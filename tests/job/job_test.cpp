@@ -42,9 +42,9 @@ TEST(Job, Defaults) {
   EXPECT_EQ(job->pool.retries, 1);
   EXPECT_EQ(job->pool.window.fraction, 0.3);
   EXPECT_FALSE(job->pool.deadline_s);
-  EXPECT_FALSE(job->tasks.eval);
-  EXPECT_EQ(job->tasks.train.count, 4096);
-  EXPECT_EQ(job->scaffold.kind, "builtin");
+  EXPECT_FALSE(job->Evaluates());
+  EXPECT_EQ(job->sources.at(0).train.count, 4096);
+  EXPECT_EQ(job->sources.at(0).scaffold.kind, "builtin");
   EXPECT_EQ(job->optimizer.beta2, 0.95);
   EXPECT_TRUE(job->trainer.prove_tree);
   EXPECT_FALSE(job->trainer.sft);
@@ -64,7 +64,7 @@ TEST(Job, ResolvedFileMeansTheSameJob) {
   EXPECT_EQ(second, first);
   EXPECT_EQ(again->pool.window.size, 3);
   EXPECT_EQ(again->sandbox.mounts.at(0).target, "/opt/y");
-  EXPECT_EQ(again->scaffold.command, job->scaffold.command);
+  EXPECT_EQ(again->sources.at(0).scaffold.command, job->sources.at(0).scaffold.command);
   EXPECT_EQ(again->algorithm.expanded, job->algorithm.expanded);
   EXPECT_EQ(again->trainer.sft->poor_fraction, 0.5);
 }
@@ -92,6 +92,72 @@ TEST(Job, SourcesOfTheAlgorithm) {
   EXPECT_EQ(sources["trainer.steps"], "default");
 }
 
+constexpr char kSources[] =
+    "model: {create: {}}\n"
+    "verifier: {name: files, kind: command, command: [v]}\n"
+    "algorithm: {recipe: grpo}\n"
+    "scaffold: {max_turns: 3, concurrency: 5}\n"
+    "pool:\n"
+    "  groups_per_step: 6\n"
+    "  sources:\n"
+    "    - {name: math, weight: 2, tasks: {generator: sum, count: 9}, eval: {generator: sum, count: 4}, verifier: {name: first_integer}}\n"
+    "    - {name: shell, tasks: {generator: terminal}, window: {size: 4}, scaffold: {kind: command, command: [a]}}\n";
+
+// A source could be played or judged as another one is, or its share get lost on the way to the pool.
+TEST(Job, EachSourceHasItsOwn) {
+  std::string first, second;
+  auto job = Read(kSources, {}, &first);
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  for (int again = 0; again < 2; ++again) {
+    ASSERT_EQ(job->sources.size(), 2u);
+    const Job::Source &math = job->sources[0], &shell = job->sources[1];
+    EXPECT_EQ(math.name, "math");
+    EXPECT_EQ(math.train.generator, "sum");
+    EXPECT_EQ(math.train.count, 9);
+    EXPECT_EQ(math.eval->count, 4);
+    EXPECT_EQ(math.scaffold.kind, "builtin");
+    EXPECT_EQ(math.scaffold.max_turns, 3);
+    EXPECT_EQ(math.verifier.name, "first_integer");
+    EXPECT_EQ(shell.train.generator, "terminal");
+    EXPECT_FALSE(shell.eval);
+    EXPECT_EQ(shell.scaffold.command, std::vector<std::string>{"a"});
+    EXPECT_EQ(shell.scaffold.max_turns, 16) << "a block of its own is not mixed with the job's";
+    EXPECT_EQ(shell.verifier.command, std::vector<std::string>{"v"});
+    EXPECT_EQ(job->concurrency, 5);
+    EXPECT_TRUE(job->Evaluates());
+    ASSERT_EQ(job->pool.sources.size(), 2u);
+    EXPECT_EQ(job->pool.sources[0].weight, 2);
+    EXPECT_FALSE(job->pool.sources[0].window);
+    EXPECT_EQ(job->pool.sources[1].weight, 1);
+    EXPECT_EQ(job->pool.sources[1].window->size, 4);
+    EXPECT_EQ(datapool::Plan(job->pool).quota, (std::vector<int64_t>{4, 2}));
+    // What roles and a resume read.
+    job = Read(first, {}, &second);
+    ASSERT_TRUE(job.ok()) << job.status().ToString() << "\n" << first;
+    EXPECT_EQ(second, first);
+  }
+  for (const auto& [change, said] : std::vector<std::pair<std::pair<std::string, std::string>, std::string>>{
+           {{"name: shell", "name: math"}, "the name math occurs twice"},
+           {{"name: shell", "name: \"a b\""}, "pool.sources[1].name: must be 1 to 64 letters"},
+           {{"name: shell, ", ""}, "pool.sources[1].name: must be given"},
+           {{"tasks: {generator: terminal}, ", ""}, "pool.sources[1].tasks: must be given"},
+           {{"weight: 2", "weight: 0"}, "pool.sources[0].weight: 0 is out of range"},
+           {{"weight: 2", "wieght: 2"}, "did you mean 'weight'"},
+           {{"size: 4", "size: 5"}, "sources.shell.window.size: 5 exceeds the 4 slots"},
+           {{"groups_per_step: 6", "groups_per_step: 1"}, "sources: 2 of them, but a batch has only 1"},
+           {{"groups_per_step: 6", "groups_per_step: 6\n  slots: 12"}, "pool.slots: has no effect beside several"},
+           {{"command: [a]", "command: [a], concurrency: 3"}, "pool.sources[1].scaffold.concurrency: is of the whole job"},
+           {{"algorithm:", "tasks: {train: {generator: sum}}\nalgorithm:"}, "tasks: has no effect beside pool.sources"},
+           {{"window: {size: 4}, ", "verifier: {name: exact}, "}, "verifier: has no effect: every one of pool.sources"},
+           {{"weight: 2", "weight: 2, scaffold: {}"}, "scaffold.max_turns: has no effect: every one of pool.sources"}}) {
+    std::string yaml = kSources;
+    const size_t at = yaml.find(change.first);
+    ASSERT_NE(at, std::string::npos) << change.first;
+    yaml.replace(at, change.first.size(), change.second);
+    EXPECT_NE(ErrorOf({}, yaml).find(said), std::string::npos) << said << "\n" << ErrorOf({}, yaml);
+  }
+}
+
 // A mistake that is not refused trains something else than the user meant.
 TEST(Job, MistakesAreRefused) {
   EXPECT_EQ(ErrorOf({"trainer.stpes=3"}), "--set trainer.stpes=3: trainer.stpes: unknown key; did you mean 'steps'?");
@@ -101,8 +167,8 @@ TEST(Job, MistakesAreRefused) {
       << ErrorOf({"algorithm.loss.clip_lwo=1"});
   for (const std::string& set : std::vector<std::string>{
            "pool.slots=3", "pool.window.size=33", "pool.on_deadline=requeue", "pool.retention.consumed=burn", "pool.retention.disk=1GiB", "pool.retention={consumed: drop, disk: 1MiB}",
-           "pool.retention.free=-1", "pool.retention.keep=1", "pool.zero_signal=refill", "pool.seed=3", "pool.max_leases=2",
-           "pool.sources=[{name: a}]", "eval.every=5", "model.path=x", "sampling.top_p=0", "sampling.top_k=1", "sampling.min_p=1", "sampling.repetition_stop=256", "sampling.temperature=0", "sandbox.net=host",
+           "pool.retention.free=-1", "pool.retention.keep=1", "pool.zero_signal=refill", "pool.seed=3",
+           "pool.sources=[{name: a}]", "pool.sources=[]", "pool.sources=a", "eval.every=5", "model.path=x", "sampling.top_p=0", "sampling.top_k=1", "sampling.min_p=1", "sampling.repetition_stop=256", "sampling.temperature=0", "sandbox.net=host",
            "scaffold.where=host", "scaffold.kind=service", "scaffold.kind=command", "verifier.kind=library", "verifier.timeout_s=0",
            "tasks.train.folder=x", "tasks.train.jsonl=x", "algorithm.recipe=nonsense", "optimizer.name=sgd",
            "optimizer.warmup_steps=1000", "gateway.control_port=80", "weightsync.transport=rdma", "trainer.memory=1KB", "name=a/b", "seed=-1",
@@ -148,15 +214,15 @@ TEST(Job, TheQuickstartIsTheJobThatIsPromised) {
   EXPECT_EQ(settings.at("algorithm.recipe"), "\"cispo\"");
   EXPECT_EQ(settings.at("algorithm.dynamic_sampling"), "\"off\"");
   EXPECT_TRUE(job.model.create);
-  ASSERT_TRUE(job.tasks.eval);
-  EXPECT_EQ(job.tasks.eval->count, 256);
+  ASSERT_TRUE(job.Evaluates());
+  EXPECT_EQ(job.sources.at(0).eval->count, 256);
   EXPECT_EQ(settings.at("tasks.eval.split"), "held_out");
   EXPECT_EQ(settings.at("eval.temperature"), "1");
   EXPECT_EQ(settings.at("sampling.temperature"), "1");
   EXPECT_GE(*ParseJson(settings.at("eval.every"))->if_int64(), job.trainer.steps) << "no evaluation on the way, that could decide when to stop";
   ASSERT_TRUE(job.trainer.sft);
   EXPECT_EQ(job.trainer.sft->poor_fraction, 0.5);
-  EXPECT_EQ(job.scaffold.kind, "command");
+  EXPECT_EQ(job.sources.at(0).scaffold.kind, "command");
   EXPECT_LE(job.trainer.steps * job.pool.P * job.pool.G, 8000);
   for (const auto& [control, differs] : std::map<std::string, std::vector<std::string>>{
            {"quickstart-blind", {"name", "scaffold.command"}}, {"quickstart-shuffled", {"name", "trainer.permute_rewards"}},

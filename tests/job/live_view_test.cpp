@@ -3,8 +3,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "datapool/types.h"
+
 namespace temper::job {
 namespace {
+
+void AddWindow(ViewState* view, const std::string& source, const std::string& positions, const std::map<std::string, double>& values) {
+  auto set = [&](const std::string& name, double value) { view->pool[datapool::WindowMetric(source, name)] = value; };
+  for (const auto& [name, value] : values) set(name, value);
+  set("positions", static_cast<double>(positions.size()));
+  for (size_t i = 0; i < positions.size(); ++i) set((i < 10 ? "0" : "") + std::to_string(i), positions[i]);
+}
 
 ViewState Sample() {
   ViewState view;
@@ -16,11 +25,10 @@ ViewState Sample() {
   for (int i = 1; i <= 100; ++i) view.history.push_back({i, 0.01 * i, 1, 8000, 0.5});
   view.sample_tokens_per_s = 5400;
   view.slots = 32;
-  view.window = 9;
-  view.pool = {{"in_flight", 30}, {"running", 12}, {"asking", 1}, {"window.size", 9}, {"window.head", 41}, {"window.head_running", 2}, {"window.head_wait_s", 63.4},
-               {"window.ready_outside", 1}, {"window.batch_have", 3}, {"window.batch_need", 16}, {"window.positions", 11}};
-  const std::string positions = "!#.oooooo#o";
-  for (size_t i = 0; i < positions.size(); ++i) view.pool[std::string("window.") + (i < 10 ? "0" : "") + std::to_string(i)] = positions[i];
+  view.sources = {{"default", 9}};
+  view.pool = {{"in_flight", 30}, {"running", 12}, {"asking", 1}};
+  AddWindow(&view, "default", "!#.oooooo#o",
+            {{"size", 9}, {"head", 41}, {"head_running", 2}, {"head_wait_s", 63.4}, {"ready_outside", 1}, {"batch_have", 3}, {"batch_need", 16}});
   view.outcomes = {{"scored", 500}, {"infra_failure", 2}};
   view.rollouts_per_step = 128;
   view.rollouts_since_step = 37;
@@ -82,6 +90,19 @@ TEST(LiveView, ShowsWhereTheJobStands) {
   held.pool["held"] = 1;
   held.pool["store_bytes"] = 1e9;
   EXPECT_THAT(RenderPanel(held, 130), testing::Contains(testing::StartsWith("          held: the store is at its bound (1000 MB)")));
+}
+
+// With several sources one of them would stand for all, and the trainer seem to wait for what it has.
+TEST(LiveView, ShowsEachSource) {
+  ViewState view = Sample();
+  view.sources = {{"math", 2}, {"agents", 1}};
+  AddWindow(&view, "math", "#.#", {{"size", 2}, {"head", 40}, {"batch_have", 8}, {"batch_need", 8}, {"ready_inside", 1}, {"ready_outside", 1}});
+  AddWindow(&view, "agents", "!oo", {{"size", 1}, {"head", 41}, {"head_running", 2}, {"head_wait_s", 63.4}, {"batch_have", 3}, {"batch_need", 8}, {"running", 9}});
+  const std::vector<std::string> lines = RenderPanel(view, 200);
+  const auto at = std::find(lines.begin(), lines.end(), "window    math    W = 2  head 40 #.|#  8 of 8 taken, 2 ready, 0 rollouts running");
+  ASSERT_NE(at, lines.end()) << lines[5];
+  EXPECT_EQ(at[1], "          agents  W = 1  head 41 !|oo  3 of 8 taken, 0 ready, 9 rollouts running  # ready  o running  ! late  . gone");
+  EXPECT_EQ(at[2], "          the trainer waits: 11 of 16 groups of its batch; agents lacks 5; head 41 has 2 rollouts running for 63 s");
 }
 
 // A curve of equal values has no range to divide by.

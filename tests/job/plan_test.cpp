@@ -34,7 +34,8 @@ TEST(Plan, NumbersOfThePool) {
   auto plan = MakePlan(MakeJob(), Model(), kMachine);
   ASSERT_TRUE(plan.ok()) << plan.status().ToString();
   EXPECT_EQ(plan->slots, 32);
-  EXPECT_EQ(plan->window, 9);
+  ASSERT_EQ(plan->sources.size(), 1u);
+  EXPECT_EQ(plan->sources[0].window, 9);
   EXPECT_EQ(plan->bound, 2);
   EXPECT_EQ(plan->rollouts, 100 * 16 * 8);
   EXPECT_EQ(plan->cpu_path, "avx512");
@@ -54,6 +55,29 @@ TEST(Plan, NumbersOfThePool) {
     sum += process.memory_bytes;
   }
   EXPECT_EQ(plan->memory_bytes, sum);
+}
+
+// The largest bound is the job's; a source's own share, slots, window and bound must be told beside it.
+TEST(Plan, NumbersOfEachSource) {
+  auto config = Config::Parse(
+      "model: {create: {}}\nalgorithm: {recipe: grpo}\nverifier: {name: f, kind: command, command: [v]}\n"
+      "pool: {groups_per_step: 8, staleness: 1, sources: [\n"
+      "  {name: math, weight: 3, tasks: {generator: sum}, verifier: {name: first_integer}, window: {policy: greedy}},\n"
+      "  {name: shell, tasks: {generator: terminal}, scaffold: {kind: command, command: [a], timeout_s: 7}}]}\n", "f");
+  auto job = ReadJob(*config);
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  const Plan plan = MakePlan(*job, Model(), kMachine).value();
+  EXPECT_EQ(plan.slots, 16);
+  EXPECT_EQ(plan.bound, 3);
+  const std::string text = PrintPlan(*job, plan);
+  for (const char* said : {"pool         B = 16 slots, staleness S = 1, never above 3 updates\n",
+                           "    math         6 of the 8 groups of every batch, B = 12 slots, window W = 12, never above 3 updates\n",
+                           "    shell        2 of the 8 groups of every batch, B = 4 slots, window W = 1, never above 1 updates\n",
+                           "agents       32 at once; math: tool-loop (builtin), 120 s each; shell: agent (command in its sandbox), 7 s each\n"}) {
+    EXPECT_NE(text.find(said), std::string::npos) << said << "\n" << text;
+  }
+  EXPECT_EQ(PrintJson(ParseJson(PlanToJson(*job, plan))->at("pool")),
+            R"({"P":8,"S":1,"B":16,"W":12,"bound":3,"sources":[{"name":"math","P":6,"B":12,"W":12,"bound":3},{"name":"shell","P":2,"B":4,"W":1,"bound":1}]})");
 }
 
 // A second model could take memory that no plan has counted.

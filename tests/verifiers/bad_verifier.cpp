@@ -1,6 +1,7 @@
 // A verifier that misbehaves in the way its first argument names; `mix` takes another way for each group, of those that give no
 // verdict. With a second argument only some attempts meet that:
 //   first      the first attempt of rollout 1     always-0   every attempt of rollout 0     never   none
+// The mode `told` takes the reward from rules in the second argument (tests/harness/told.h).
 // All others are judged honestly: reward = 1 + the number of the rollout, so that a test can tell who entered a mean.
 #include <fcntl.h>
 #include <signal.h>
@@ -15,6 +16,7 @@
 #include <string>
 
 #include "tests/harness/misbehave.h"
+#include "tests/harness/told.h"
 
 namespace {
 
@@ -121,6 +123,10 @@ int main(int argc, char** argv) {
   if (argc > 2) {
     const std::string the_case = StandardInput(), share = argv[2];
     const int group = NumberOf(the_case, "group"), rollout = NumberOf(the_case, "rollout"), attempt = NumberOf(the_case, "attempt");
+    if (name == "told") {
+      Verdict("{\"reward\":" + temper::Told(share, {group, rollout, attempt}, std::to_string(1 + rollout)) + "}\n");
+      return 0;
+    }
     const bool bad = share == "first" ? rollout == 1 && attempt == 1 : share == "always-0" && rollout == 0;
     if (!bad) {
       Verdict("{\"reward\":" + std::to_string(1 + rollout) + "}\n");
