@@ -23,28 +23,36 @@ bool AllEqual(const auto& rewards) {
 
 void Alarms::Add(const LedgerLine& l) {
   switch (l.kind) {
-    case LedgerLine::Kind::kAdmit:
+    case LedgerLine::Kind::kAdmit: {
+      if (!l.group) return;
+      Group& group = open_[*l.group];
+      if (!l.source.empty()) group.source = l.source;
       // The clock runs through a warm-up, in which nothing could be scored.
-      if (!last_scored_) last_scored_ = l.t;
+      Source& source = sources_[group.source];
+      if (!source.last_scored) source.last_scored = l.t;
       return;
-    case LedgerLine::Kind::kOutcome:
+    }
+    case LedgerLine::Kind::kOutcome: {
       if (l.outcome == "aborted" && l.reason == "supervisor") BeginAnew(l.t);
       if (l.outcome == "aborted" || !l.group) return;
-      Push(infra_, l.outcome == "infra_failure", kAlarmAttempts);
+      Group& group = open_[*l.group];
+      Source& source = sources_[group.source];
+      Push(source.infra, l.outcome == "infra_failure", kAlarmAttempts);
       if (!l.reward) return;
-      last_scored_ = l.t;
-      rewards_differed_ |= first_reward_ && std::abs(*l.reward - *first_reward_) > kEqualRewards;
-      if (!first_reward_) first_reward_ = *l.reward;
-      Push(rewards_, *l.reward, kAlarmRewards);
-      open_[*l.group].push_back(*l.reward);
+      source.last_scored = l.t;
+      source.rewards_differed |= source.first_reward && std::abs(*l.reward - *source.first_reward) > kEqualRewards;
+      if (!source.first_reward) source.first_reward = *l.reward;
+      Push(source.rewards, *l.reward, kAlarmRewards);
+      group.rewards.push_back(*l.reward);
       return;
+    }
     case LedgerLine::Kind::kConsume:
     case LedgerLine::Kind::kTombstone: {
       if (!l.group) return;
       auto it = open_.find(*l.group);
       if (it == open_.end()) return;
       const bool complete = l.kind == LedgerLine::Kind::kConsume || l.reason == "zero_signal";
-      if (complete && it->second.size() > 1) Push(silent_, AllEqual(it->second), kAlarmGroups);
+      if (complete && it->second.rewards.size() > 1) Push(sources_[it->second.source].silent, AllEqual(it->second.rewards), kAlarmGroups);
       open_.erase(it);
       return;
     }
@@ -56,33 +64,37 @@ void Alarms::Add(const LedgerLine& l) {
 }
 
 void Alarms::BeginAnew(double t) {
-  infra_.clear();
-  silent_.clear();
-  rewards_.clear();
-  last_scored_ = t;
+  for (auto& [name, source] : sources_) {
+    source.infra.clear();
+    source.silent.clear();
+    source.rewards.clear();
+    source.last_scored = t;
+  }
 }
 
 std::vector<std::string> Alarms::Raised(double now, const std::vector<SourceShape>& shapes) const {
   std::vector<std::string> out;
-  auto share = [&](const char* name, const std::optional<double>& limit, const std::deque<bool>& last, size_t whole, const char* of) {
-    if (!limit || last.size() < whole) return;
-    const auto count = std::count(last.begin(), last.end(), true);
-    if (static_cast<double>(count) > *limit * static_cast<double>(last.size())) out.push_back(fmt::format("{}: {} of the last {} {}", name, count, last.size(), of));
-  };
-  share("infra_share", limits_.infra_share, infra_, kAlarmAttempts, "attempts were infrastructure failures");
-  share("zero_signal_share", limits_.zero_signal_share, silent_, kAlarmGroups, "groups had equal rewards");
-  bool waiting = false;
   for (const SourceShape& s : shapes) {
-    waiting |= s.head.has_value();
+    const auto it = sources_.find(s.source);
+    const Source source = it == sources_.end() ? Source() : it->second;
+    auto raise = [&](const char* name, const std::string& what) { out.push_back(name + (shapes.size() > 1 ? "." + s.source : "") + ": " + what); };
+    auto share = [&](const char* name, const std::optional<double>& limit, const std::deque<bool>& last, size_t whole, const char* of) {
+      if (!limit || last.size() < whole) return;
+      const auto count = std::count(last.begin(), last.end(), true);
+      if (static_cast<double>(count) > *limit * static_cast<double>(last.size())) raise(name, fmt::format("{} of the last {} {}", count, last.size(), of));
+    };
+    share("infra_share", limits_.infra_share, source.infra, kAlarmAttempts, "attempts were infrastructure failures");
+    share("zero_signal_share", limits_.zero_signal_share, source.silent, kAlarmGroups, "groups had equal rewards");
     if (limits_.head_wait_s && s.head && s.head_running > 0 && now - s.head_since > *limits_.head_wait_s) {
-      out.push_back(fmt::format("head_wait: group {} of {} runs for {:.0f} s and is the head of the window", *s.head, s.source, now - s.head_since));
+      raise("head_wait", fmt::format("group {} of {} runs for {:.0f} s and is the head of the window", *s.head, s.source, now - s.head_since));
     }
-  }
-  if (limits_.reward_collapse && rewards_differed_ && rewards_.size() == kAlarmRewards && AllEqual(rewards_)) {
-    out.push_back(fmt::format("reward_collapse: the last {} rewards are all {:g}", rewards_.size(), rewards_.back()));
-  }
-  if (limits_.nothing_scored_s && waiting && last_scored_ && now - *last_scored_ > *limits_.nothing_scored_s) {
-    out.push_back(fmt::format("nothing_scored: no rollout ended with a reward for {:.0f} s", now - *last_scored_));
+    if (limits_.reward_collapse && source.rewards_differed && source.rewards.size() == kAlarmRewards && AllEqual(source.rewards)) {
+      raise("reward_collapse", fmt::format("the last {} rewards are all {:g}", source.rewards.size(), source.rewards.back()));
+    }
+    // Where nothing runs, nothing can be scored: the trainer is what is waited for.
+    if (limits_.nothing_scored_s && s.running > 0 && source.last_scored && now - *source.last_scored > *limits_.nothing_scored_s) {
+      raise("nothing_scored", fmt::format("no rollout ended with a reward for {:.0f} s", now - *source.last_scored));
+    }
   }
   return out;
 }

@@ -29,21 +29,30 @@ class Alarms {
 
   // Lines in order. A resumed job begins anew: `recover job` after an orderly stop, attempts `aborted(supervisor)` after another.
   void Add(const LedgerLine& line);
-  // Names of what is raised at `now`, with the facts: "infra_share: 40 of the last 64 attempts …".
+  // Names of what is raised at `now`, with the facts: "infra_share: 40 of the last 64 attempts …". Each source is judged by itself, so that
+  // one that is broken does not hide behind the others; of several the name is "infra_share.SOURCE".
   std::vector<std::string> Raised(double now, const std::vector<SourceShape>& shapes) const;
   bool pause() const { return limits_.pause; }
 
  private:
   void BeginAnew(double t);
 
+  struct Source {
+    std::deque<bool> infra;        // of the last attempts
+    std::deque<bool> silent;       // of the last complete groups
+    std::deque<double> rewards;    // the last ones
+    std::optional<double> first_reward;
+    bool rewards_differed = false;  // ever
+    std::optional<double> last_scored;  // or the first admission
+  };
+  struct Group {
+    std::string source = "default";
+    std::vector<double> rewards;
+  };
+
   AlarmLimits limits_;
-  std::deque<bool> infra_;        // of the last attempts
-  std::deque<bool> silent_;       // of the last complete groups
-  std::deque<double> rewards_;    // the last ones
-  std::optional<double> first_reward_;
-  bool rewards_differed_ = false;  // ever
-  std::optional<double> last_scored_;  // or the first admission
-  std::map<int64_t, std::vector<double>> open_;  // rewards of groups in flight
+  std::map<std::string, Source> sources_;
+  std::map<int64_t, Group> open_;  // in flight
 };
 
 }  // namespace temper::datapool

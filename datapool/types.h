@@ -62,6 +62,9 @@ struct PoolPlan {
   std::vector<std::optional<int64_t>> bounds;  // staleness no trained group of the source exceeds, in updates
   std::optional<int64_t> bound;               // the largest of them
 };
+// `bound`, in updates, where every update is so many optimizer steps (docs/pool_sim.md 4): the last of them trains on what the weights of
+// the first have left behind.
+inline int64_t BoundInOptimizerSteps(int64_t bound, int64_t steps) { return bound * steps + steps - 1; }
 // In the order of the other lists; "default" without sources.
 std::vector<std::string> SourceNames(const PoolConfig& config);
 PoolPlan Plan(const PoolConfig& config);

@@ -417,6 +417,7 @@ void ReadTrainer(ConfigBlock root, Job* job) {
     if (!demonstrated) block.Fail("sft", "needs demonstrations, which only the generator 'terminal' gives");
     out.sft = s;
   }
+  out.minibatches = block.Int("minibatches", 1, {.min = 1, .max = 1e6});
   out.memory_bytes = block.SizeOrAuto("memory", {.min = 1 << 20});
   out.tree = block.Choice("tree", "on", {"on", "off"}) == "on";
   if (out.tree) {
@@ -483,14 +484,22 @@ void CrossCheck(Config& config, Job* job) {
     config.Fail("pool.window.size", std::to_string(*job->pool.window.size) + " is wider than the " + std::to_string(slots) +
                 " groups that can be in flight ((staleness + 1) * groups_per_step, or slots)");
   }
-  if (job->optimizer.warmup_steps > job->trainer.steps) {
-    config.Fail("optimizer.warmup_steps", "longer than the job (trainer.steps is " + std::to_string(job->trainer.steps) + ")");
+  const int64_t parts = job->trainer.minibatches, optimizer_steps = job->trainer.steps * parts;
+  if (job->pool.P % parts != 0) {
+    config.Fail("trainer.minibatches", std::to_string(parts) + " parts of one size cannot be made of " + std::to_string(job->pool.P) + " groups (pool.groups_per_step)");
   }
+  if (parts > 1 && job->algorithm.algorithm.off_policy.decoupled) {
+    config.Fail("trainer.minibatches", std::string("several optimizer steps on a batch with algorithm.off_policy.mode: decoupled, whose logp_old is that of the "
+                "weights before the first of them, ") + kNotBuilt);
+  }
+  const std::string length = std::to_string(optimizer_steps) + " optimizer steps: trainer.steps is " + std::to_string(job->trainer.steps) +
+                             (parts > 1 ? ", trainer.minibatches " + std::to_string(parts) : "") + ")";
+  if (job->optimizer.warmup_steps > optimizer_steps) config.Fail("optimizer.warmup_steps", "longer than the job (" + length);
   if (const trainer::LossKind* kind = job->algorithm.algorithm.loss.kind; kind && kind->pairs && (job->pool.G != 2 || job->pool.extra != 0)) {
     config.Fail("pool.group_size", std::string("loss kind ") + kind->name + " takes pairs: 2, without pool.extra");
   }
-  if (job->optimizer.warmup_steps + job->optimizer.decay_steps > job->trainer.steps && job->optimizer.decay_steps > 0) {
-    config.Fail("optimizer.decay_steps", "with the warm-up longer than the job (trainer.steps is " + std::to_string(job->trainer.steps) + ")");
+  if (job->optimizer.warmup_steps + job->optimizer.decay_steps > optimizer_steps && job->optimizer.decay_steps > 0) {
+    config.Fail("optimizer.decay_steps", "with the warm-up longer than the job (" + length);
   }
   if (job->trainer.permute_rewards && job->pool.G < 2) {
     config.Fail("trainer.permute_rewards", "has no effect with groups of one");

@@ -135,6 +135,18 @@ std::string PrintPlan(const Job& job, const Plan& plan) {
     text += fmt::format("    {:<12} {} of the {} groups of every batch, B = {} slots, window W = {}, {}\n", source.name, source.groups, job.pool.P, source.slots,
                         width(source.window), never_above(source.bound));
   }
+  std::string rule = "counted in updates, and an update counts once every worker serves its weights: those on their way add nothing; ";
+  if (job.trainer.minibatches == 1) {
+    rule += "one optimizer step an update";
+  } else {
+    rule += fmt::format("{} optimizer steps an update", job.trainer.minibatches);
+    if (plan.bound) {
+      rule += fmt::format(", so that a token is at most {0}·{1} + {2} = {3} optimizer steps old", job.trainer.minibatches, *plan.bound,
+                          job.trainer.minibatches - 1, datapool::BoundInOptimizerSteps(*plan.bound, job.trainer.minibatches));
+    }
+  }
+  if (job.pool.max_leases > 1) rule += fmt::format("; {} batches out at once are within the bound", job.pool.max_leases);
+  line("staleness", rule);
   const datapool::RetentionConfig& keep = job.retention;
   static constexpr const char* kFate[] = {"kept", "archived in the run folder", "dropped"};
   line("disk", fmt::format("records of groups that are over: {}{}; {}", kFate[static_cast<int>(keep.consumed)],
@@ -180,6 +192,9 @@ std::string PlanToJson(const Job& job, const Plan& plan) {
   for (const PlannedSource& source : plan.sources) widest = widest && source.window ? std::optional(std::max(*widest, *source.window)) : std::nullopt;
   number("W", widest);
   number("bound", plan.bound);
+  if (job.trainer.minibatches > 1 && plan.bound) {
+    w.Key("bound_optimizer_steps").Int(datapool::BoundInOptimizerSteps(*plan.bound, job.trainer.minibatches));
+  }
   if (plan.sources.size() > 1) {
     w.Key("sources").BeginArray();
     for (const PlannedSource& source : plan.sources) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -83,6 +85,7 @@ struct StepReport {
   OnPolicyCheck on_policy;
   int64_t staleness_max = 0;
   double staleness_mean = 0;
+  int64_t staleness_steps_max = 0;  // in optimizer steps
   struct Source {
     int64_t groups = 0, rollouts = 0, staleness_max = 0;
     double reward = 0;  // sum
@@ -120,6 +123,7 @@ std::string MetricsLine(const StepReport& r, double clip_norm) {
   w.Key("on_policy_tokens").Int(r.on_policy.tokens);
   w.Key("importance_ratio_max_dev_on_policy").Double(r.on_policy.max_deviation);
   w.Key("staleness_max").Int(r.staleness_max).Key("staleness_mean").Double(r.staleness_mean);
+  w.Key("staleness_steps_max").Int(r.staleness_steps_max);
   if (r.sources.size() > 1) {
     w.Key("sources").BeginObject();
     for (const auto& [name, s] : r.sources) {
@@ -406,6 +410,30 @@ class Loop {
     }
   }
 
+  Result<datapool::LeaseReply> NextLease() {
+    if (ahead_.empty()) return Lease();
+    datapool::LeaseReply lease = std::move(ahead_.front());
+    ahead_.pop_front();
+    return lease;
+  }
+
+  // So that the pool fills the next batches while this one is trained. Waits for none: what is not full yet stays asked for.
+  Status AskAhead() {
+    while (static_cast<int64_t>(ahead_.size()) + 1 < options_.max_leases) {
+      const int64_t batch = state_.step + 1 + static_cast<int64_t>(ahead_.size());
+      if (batch >= options_.steps) return Status::Ok();
+      datapool::LeaseReply reply;
+      RETURN_IF_ERROR(Patiently("data pool, lease", [&]() -> Status {
+        Result<datapool::LeaseReply> lease = doors_.pool.Lease(options_.incarnation, batch, 0);
+        if (lease.ok()) reply = std::move(*lease);
+        return lease.status();
+      }));
+      if (!reply.ready) return Status::Ok();
+      ahead_.push_back(std::move(reply));
+    }
+    return Status::Ok();
+  }
+
   Result<std::vector<Group>> Parse(const datapool::LeaseReply& lease, StepReport& report) const {
     std::vector<Group> groups;
     double reward = 0, staleness = 0;
@@ -445,87 +473,24 @@ class Loop {
       return now - std::exchange(mark, now);
     };
     Enter(Phase::kCollecting);
-    ASSIGN_OR_RETURN(const datapool::LeaseReply lease, Lease());
+    ASSIGN_OR_RETURN(const datapool::LeaseReply lease, NextLease());
+    RETURN_IF_ERROR(AskAhead());
     Enter(Phase::kTraining);
     report.again = lease.again;
     report.wait_s = lap();
 
     ASSIGN_OR_RETURN(std::vector<Group> groups, Parse(lease, report));
     if (options_.permute_rewards) PermuteRewards(options_.seed, groups);
-    BatchOptions layout = Layout();
-    ASSIGN_OR_RETURN(Batch batch, BuildBatch(std::move(groups), layout));
-    layout.silent = SilentGroups(algorithm(), batch);
-    const bool any_silent = std::count(layout.silent.begin(), layout.silent.end(), 1) > 0;
-    if (any_silent) {
-      ASSIGN_OR_RETURN(batch, BuildBatch(std::move(batch.groups), layout));
+    std::vector<std::vector<Group>> parts = Parts(std::move(groups));
+    std::vector<LossGroup> trained;  // of all parts, each as it was scored
+    for (size_t part = 0; part < parts.size(); ++part) RETURN_IF_ERROR(TrainPart(std::move(parts[part]), static_cast<int64_t>(part), lap, report, trained));
+    if (parts.size() > 1) {
+      const LossResult whole = ComputeLoss(algorithm(), trained);
+      report.loss = whole.loss;
+      report.loss_metrics = whole.metrics;
     }
-    report.tree_tokens = batch.tree_tokens;
-    report.logical_tokens = batch.logical_tokens;
-
-    // A token's coefficient comes from the logprobs of its own rollout, which lies in one chunk; advantages and denominators know of
-    // none. So a chunk can be scored, checked and differentiated before the next one takes its memory. Losses that look at the whole
-    // batch have all of it scored first.
-    std::vector<std::vector<float>> logprobs;
-    for (const BatchChunk& chunk : batch.chunks) logprobs.emplace_back(static_cast<size_t>(chunk.tree.size()), 0.0f);
-    // Models that do not change have the whole batch scored first: advantages may read them.
-    std::vector<std::vector<float>> reference, teacher;
-    if (!reference_.empty()) {
-      ASSIGN_OR_RETURN(reference, reference_.Score(pass_, batch));
-    }
-    if (!teacher_.empty()) {
-      ASSIGN_OR_RETURN(teacher, teacher_.Score(pass_, batch));
-    }
-    auto loss_of = [&] {
-      return ComputeLoss(algorithm(), MakeLossGroups(batch, logprobs, algorithm().off_policy.decoupled, {reference, teacher}));
-    };
-    grads_.SetZero();
-    if (algorithm().NeedsWholeBatch() && batch.chunks.size() > 1) {
-      ASSIGN_OR_RETURN(logprobs, ScoreBatch(pass_, weights_, batch));
-      report.forward_s += lap();
-    }
-    for (size_t c = 0; c < batch.chunks.size(); ++c) {
-      ASSIGN_OR_RETURN(const std::span<const float> row, pass_.Forward(weights_, batch.chunks[c].tree, Wanting(batch.chunks[c])));
-      logprobs[c].assign(row.begin(), row.end());
-      report.forward_s += lap();
-      if (batch.chunks[c].silent) continue;
-      const LossResult part = loss_of();
-      pass_.Backward(NodeCoefficients(batch, part.coef)[c], grads_);
-      report.backward_s += lap();
-    }
-    const LossResult loss = loss_of();
-    for (size_t g = 0; g < layout.silent.size(); ++g) {
-      TEMPER_CHECK(!layout.silent[g] || IsSilent(loss.coef[g])) << "group " << batch.groups[g].group << " was left out of the backward pass";
-    }
-    report.loss = loss.loss;
-    report.loss_metrics = loss.metrics;
-
-    report.on_policy = CheckOnPolicy(batch, logprobs, state_.step);
-    if (report.on_policy.tokens == 0 && doors_.probe) {
-      ASSIGN_OR_RETURN(const std::vector<std::string> probe, doors_.probe(state_.step));
-      if (!probe.empty()) {
-        ASSIGN_OR_RETURN(report.on_policy, Probe(probe, state_.step));
-      }
-    }
-    if (!report.on_policy.first_mismatch.empty()) return Disagreement(report.on_policy, state_.step);
-    if (!std::isfinite(loss.loss)) report.skipped = fmt::format("the loss is not finite at step {}", report.step);
-    // A step that cannot be taken proves nothing.
-    const bool due = report.skipped.empty() && (!proved_ || (options_.prove_every > 0 && report.step % options_.prove_every == 0));
-    if (options_.prove_tree && options_.tree && due) RETURN_IF_ERROR(Prove(batch, loss, layout));
-    lap();
-
-    if (loss.metrics.tokens > 0 && report.skipped.empty()) {
-      Result<AdamW::Report> taken = state_.optimizer.Step(doors_.engine, options_.optimizer, grads_, state_.params);
-      if (taken.ok()) report.optimizer = *taken;
-      else if (taken.status().code() == StatusCode::kInternal) report.skipped = taken.status().message();
-      else return taken.status();
-    }
-    skips_ = report.skipped.empty() ? 0 : skips_ + 1;
-    if (skips_ > options_.skip_limit) {
-      return Internal(report.skipped + (skips_ > 1 ? fmt::format("; {} steps in a row (optimizer.skip_limit)", skips_) : ""));
-    }
-    if (!report.skipped.empty()) log::Warn("step skipped", {{"step", report.step}, {"reason", report.skipped}});
     ++state_.step;
-    report.optimizer_s = lap();
+    report.optimizer_s += lap();
     RETURN_IF_ERROR(PublishWeights());
     const bool evaluate = WantsEvaluation(state_.step);
     const bool last = state_.step == options_.steps;
@@ -550,6 +515,121 @@ class Loop {
     }
     if (evaluate) RETURN_IF_ERROR(Evaluate());
     return Status::Ok();
+  }
+
+  // In canonical order, dealt out like cards: groups of one source, or admitted together, do not all come into one part.
+  std::vector<std::vector<Group>> Parts(std::vector<Group> groups) const {
+    std::sort(groups.begin(), groups.end(), [](const Group& a, const Group& b) { return a.group < b.group; });
+    std::vector<std::vector<Group>> parts(static_cast<size_t>(options_.minibatches));
+    for (size_t i = 0; i < groups.size(); ++i) parts[i % parts.size()].push_back(std::move(groups[i]));
+    return parts;
+  }
+
+  // One optimizer step on some groups of the batch of version state_.step; `part` were taken since that version was published.
+  Status TrainPart(std::vector<Group> groups, int64_t part, const std::function<double()>& lap, StepReport& report, std::vector<LossGroup>& trained) {
+    for (const Group& group : groups) {
+      const int64_t age = (state_.step - group.version_admitted) * options_.minibatches + part;
+      report.staleness_steps_max = std::max(report.staleness_steps_max, age);
+      if (options_.staleness_bound_steps && age > *options_.staleness_bound_steps) {
+        return Internal(fmt::format("group {} of step {} would be trained {} optimizer steps stale; the bound is {}", group.group, report.step, age,
+                                    *options_.staleness_bound_steps));
+      }
+    }
+    if (part > 0) weights_ = engine::Repack(state_.params, options_.profile, doors_.engine.threads(), packed_);
+    BatchOptions layout = Layout();
+    ASSIGN_OR_RETURN(Batch batch, BuildBatch(std::move(groups), layout));
+    layout.silent = SilentGroups(algorithm(), batch);
+    const bool any_silent = std::count(layout.silent.begin(), layout.silent.end(), 1) > 0;
+    if (any_silent) {
+      ASSIGN_OR_RETURN(batch, BuildBatch(std::move(batch.groups), layout));
+    }
+    report.tree_tokens += batch.tree_tokens;
+    report.logical_tokens += batch.logical_tokens;
+
+    // A token's coefficient comes from the logprobs of its own rollout, which lies in one chunk; advantages and denominators know of
+    // none. So a chunk can be scored, checked and differentiated before the next one takes its memory. Losses that look at the whole
+    // batch have all of it scored first.
+    std::vector<std::vector<float>> logprobs;
+    for (const BatchChunk& chunk : batch.chunks) logprobs.emplace_back(static_cast<size_t>(chunk.tree.size()), 0.0f);
+    // Models that do not change have the whole batch scored first: advantages may read them.
+    std::vector<std::vector<float>> reference, teacher;
+    if (!reference_.empty()) {
+      ASSIGN_OR_RETURN(reference, reference_.Score(pass_, batch));
+    }
+    if (!teacher_.empty()) {
+      ASSIGN_OR_RETURN(teacher, teacher_.Score(pass_, batch));
+    }
+    auto loss_groups = [&] { return MakeLossGroups(batch, logprobs, algorithm().off_policy.decoupled, {reference, teacher}); };
+    auto loss_of = [&] { return ComputeLoss(algorithm(), loss_groups()); };
+    grads_.SetZero();
+    if (algorithm().NeedsWholeBatch() && batch.chunks.size() > 1) {
+      ASSIGN_OR_RETURN(logprobs, ScoreBatch(pass_, weights_, batch));
+      report.forward_s += lap();
+    }
+    for (size_t c = 0; c < batch.chunks.size(); ++c) {
+      ASSIGN_OR_RETURN(const std::span<const float> row, pass_.Forward(weights_, batch.chunks[c].tree, Wanting(batch.chunks[c])));
+      logprobs[c].assign(row.begin(), row.end());
+      report.forward_s += lap();
+      if (batch.chunks[c].silent) continue;
+      const LossResult so_far = loss_of();
+      pass_.Backward(NodeCoefficients(batch, so_far.coef)[c], grads_);
+      report.backward_s += lap();
+    }
+    const LossResult loss = loss_of();
+    for (size_t g = 0; g < layout.silent.size(); ++g) {
+      TEMPER_CHECK(!layout.silent[g] || IsSilent(loss.coef[g])) << "group " << batch.groups[g].group << " was left out of the backward pass";
+    }
+    report.loss = loss.loss;
+    report.loss_metrics = loss.metrics;
+    if (options_.minibatches > 1) {
+      std::vector<LossGroup> scored = loss_groups();
+      std::move(scored.begin(), scored.end(), std::back_inserter(trained));
+    }
+
+    // Behind the first part the weights are those of no version.
+    if (part == 0) RETURN_IF_ERROR(CheckAgreement(batch, logprobs, report));
+    std::string skipped;
+    if (!std::isfinite(loss.loss)) skipped = fmt::format("the loss is not finite at step {}", report.step);
+    // A step that cannot be taken proves nothing.
+    const bool due = part == 0 && skipped.empty() && (!proved_ || (options_.prove_every > 0 && report.step % options_.prove_every == 0));
+    if (options_.prove_tree && options_.tree && due) RETURN_IF_ERROR(Prove(batch, loss, layout));
+    lap();
+
+    if (loss.metrics.tokens > 0 && skipped.empty()) {
+      Result<AdamW::Report> taken = state_.optimizer.Step(doors_.engine, options_.optimizer, grads_, state_.params);
+      if (taken.ok()) {
+        // Of several steps the largest gradient and the last rate.
+        const double largest = std::max(report.optimizer.grad_norm, taken->grad_norm);
+        report.optimizer = *taken;
+        report.optimizer.grad_norm = largest;
+      } else if (taken.status().code() == StatusCode::kInternal) {
+        skipped = taken.status().message();
+      } else {
+        return taken.status();
+      }
+    }
+    skips_ = skipped.empty() ? 0 : skips_ + 1;
+    if (skips_ > options_.skip_limit) {
+      return Internal(skipped + (skips_ > 1 ? fmt::format("; {} steps in a row (optimizer.skip_limit)", skips_) : ""));
+    }
+    if (!skipped.empty()) {
+      log::Warn("step skipped", {{"step", report.step}, {"reason", skipped}});
+      report.skipped = skipped;
+    }
+    report.optimizer_s += lap();
+    return Status::Ok();
+  }
+
+  // The trainer against the workers: on what the batch holds of this version, else on a rollout that does.
+  Status CheckAgreement(const Batch& batch, std::span<const std::vector<float>> logprobs, StepReport& report) {
+    report.on_policy = CheckOnPolicy(batch, logprobs, state_.step);
+    if (report.on_policy.tokens == 0 && doors_.probe) {
+      ASSIGN_OR_RETURN(const std::vector<std::string> probe, doors_.probe(state_.step));
+      if (!probe.empty()) {
+        ASSIGN_OR_RETURN(report.on_policy, Probe(probe, state_.step));
+      }
+    }
+    return report.on_policy.first_mismatch.empty() ? Status::Ok() : Disagreement(report.on_policy, state_.step);
   }
 
   Status Prove(const Batch& batch, const LossResult& loss, const BatchOptions& layout) {
@@ -599,6 +679,7 @@ class Loop {
   engine::ComputeWeights weights_;  // of version state_.step
   int64_t max_chunk_nodes_ = 0, memory_bytes_ = 0;  // of the plan: kept on resume
   bool proved_ = false;
+  std::deque<datapool::LeaseReply> ahead_;  // batches leased before their turn, the next one first
   int64_t skips_ = 0;  // steps in a row without an optimizer step
   double checkpoint_s_ = 0;  // of the checkpoint before this step
 };

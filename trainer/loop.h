@@ -44,6 +44,12 @@ struct TrainerOptions {
   int64_t checkpoint_every = 10;  // and always after the last
   int keep = 3;
   bool keep_best = false;        // a checkpoint at each evaluation too; that of the best one stays (of equals the first)
+  // Optimizer steps on each batch: its groups in so many parts, one after the other; recorded logprobs stay those of the draw, and weights
+  // are published once, after the last. Divides the groups of a batch.
+  int64_t minibatches = 1;
+  int64_t max_leases = 1;        // batches out at once: above 1 the next ones are asked for before this one is trained
+  // No token is trained staler than this, in optimizer steps; nothing = not looked at. A batch that is ends the job.
+  std::optional<int64_t> staleness_bound_steps;
   int64_t skip_limit = 0;        // so many steps in a row may be skipped because loss or gradient is no number; one more ends the job
   int64_t memory_bytes = int64_t{1} << 30;  // for activations of one forward and backward
   bool tree = true;              // false: every branch is a row of its own

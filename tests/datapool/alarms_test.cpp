@@ -30,6 +30,7 @@ std::vector<SourceShape> Head(double since) {
   s.head = 7;
   s.head_since = since;
   s.head_running = 2;
+  s.running = 2;
   return {s};
 }
 std::vector<std::string> Names(const Alarms& alarms, double now, double head_since) {
@@ -79,7 +80,7 @@ TEST(Alarms, EachRisesAtItsLimit) {
 
   // A head that nobody plays is not waited for, and without a head nothing is.
   std::vector<SourceShape> idle = Head(100 - 1801);
-  idle[0].head_running = 0;
+  idle[0].head_running = idle[0].running = 0;
   EXPECT_THAT(healthy.Raised(100, idle), testing::IsEmpty());
   idle[0].head.reset();
   EXPECT_THAT(healthy.Raised(1e6, idle), testing::IsEmpty());
@@ -123,6 +124,30 @@ TEST(Alarms, EachRisesAtItsLimit) {
   Alarms quiet(off);
   for (int i = 0; i < 64; ++i) quiet.Add(Ended(i, 0, 0, std::nullopt));
   EXPECT_THAT(Names(quiet, 1e6, 0), testing::IsEmpty());
+}
+
+// What could go wrong: a source that only fails, or whose rewards are all equal, hides behind another one.
+TEST(Alarms, EachSourceIsJudgedByItself) {
+  Alarms alarms{AlarmLimits()};
+  for (int g = 0; g < 400; ++g) {
+    LedgerLine admit = Of(LedgerLine::Kind::kAdmit, g, g);
+    admit.source = g % 4 == 0 ? "code" : "math";
+    alarms.Add(admit);
+    if (g % 4 == 0) {
+      alarms.Add(Ended(g, 0, g, g < 100 ? std::optional(0.5 + g) : std::nullopt));
+    } else {
+      alarms.Add(Ended(g, 0, g, 1));
+      alarms.Add(Ended(g, 1, g, g < 200 ? 0 : 1));
+    }
+    alarms.Add(Of(LedgerLine::Kind::kConsume, g, g));
+  }
+  std::vector<SourceShape> shapes = {Head(390)[0], Head(390)[0]};
+  shapes[0].source = "math";
+  shapes[1].source = "code";
+  EXPECT_THAT(alarms.Raised(400, shapes),
+              testing::ElementsAre("zero_signal_share.math: 32 of the last 32 groups had equal rewards", "reward_collapse.math: the last 128 rewards are all 1",
+                                   "infra_share.code: 64 of the last 64 attempts were infrastructure failures"));
+  EXPECT_THAT(alarms.Raised(96 + 1801, {shapes[1]}), testing::Contains(testing::StartsWith("nothing_scored: ")));
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ class PoolJob {
     config_ = job_.folder().substr(0, job_.folder().rfind('/')) + "/job.yaml";
     EXPECT_TRUE(WriteFile(config_, yaml).ok());
   }
-  void Start(const std::vector<std::string>& arguments = {}) { job_.Start(arguments, {}, config_); }
+  void Start(const std::vector<std::string>& arguments = {}, const std::map<std::string, std::string>& env = {}) { job_.Start(arguments, env, config_); }
 
   // The job must end well, its ledger balance and lead back to the decisions.
   void ExpectDone() {
@@ -224,6 +224,40 @@ trainer: {steps: 6, checkpoint_every: 2}
   EXPECT_NE(JsonRef(summary).StringOr("reason", "")->find("6 infrastructure failures in a row of source 'broken', cause 'agent_exit'"), std::string::npos)
       << PrintJson(summary);
   EXPECT_TRUE(*JsonRef(summary).BoolOr("ledger_balanced", false));
+}
+
+// ---- several batches out, several optimizer steps on each
+
+// The trainer dies with one batch in its hands and the next one leased ahead: both come back with their members, nothing is trained twice,
+// and the stated bound holds in updates and in optimizer steps.
+TEST(PoolJobs, TwoBatchesOutComeBackAfterACrash) {
+  PoolJob told("ahead", std::string(kCommon) + "tasks: {train: {generator: terminal, count: 64}}\nscaffold: " + Scaffold("") + "\nverifier: " + Verifier("") +
+                            "\nalgorithm: {recipe: cispo, dynamic_sampling: off}\npool: {groups_per_step: 2, staleness: 2, group_size: 2, max_leases: 2}\n"
+                            "trainer: {steps: 6, checkpoint_every: 2, minibatches: 2}\n");
+  told.Start({}, {{"TEMPER_FAULTS", "trainer.before_update=exit@4"}});
+  told.ExpectDone();
+  EXPECT_NE(told.job().Output().find("never above 2 updates"), std::string::npos) << told.job().Output();
+  EXPECT_NE(told.job().Output().find("at most 2·2 + 1 = 5 optimizer steps old; 2 batches out at once"), std::string::npos) << told.job().Output();
+  EXPECT_EQ(told.Trained().size(), 12u);
+  EXPECT_EQ(told.Find({{"event", "rollback"}, {"step", 2}}).size(), 1u);
+  int asked_ahead = 0, came_back = 0;
+  for (int64_t step = 1; step <= 6; ++step) {
+    const std::vector<json::object> leases = told.Find({{"event", "lease"}, {"step", step}});
+    ASSERT_FALSE(leases.empty());
+    for (const json::object& lease : leases) EXPECT_EQ(lease.at("groups"), leases[0].at("groups"));
+    came_back += leases.size() > 1;
+    const std::vector<json::object> before = told.Find({{"event", "consume"}, {"step", step - 1}});
+    asked_ahead += !before.empty() && leases[0].at("seq").as_int64() < before[0].at("seq").as_int64();
+  }
+  EXPECT_GE(came_back, 2) << "the one that was trained, and the one leased ahead";
+  EXPECT_GE(asked_ahead, 1);
+  int64_t stalest = 0;
+  for (const json::object& line : told.ParseLines("metrics.jsonl")) {
+    EXPECT_LE(line.at("staleness_max").as_int64(), 2);
+    stalest = std::max(stalest, line.at("staleness_steps_max").as_int64());
+  }
+  EXPECT_LE(stalest, 5);
+  EXPECT_GE(stalest, 3) << "with S = 2 the third batch was admitted before the first update";
 }
 
 // ---- the head of the line

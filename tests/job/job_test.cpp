@@ -181,6 +181,11 @@ TEST(Job, MistakesAreRefused) {
   EXPECT_NE(ErrorOf({"pool.window={policy: strict, size: 2}"}).find("policy strict"), std::string::npos);
   EXPECT_NE(ErrorOf({"pool.window={size: 2, fraction: 0.5}"}).find("give one"), std::string::npos);
   EXPECT_NE(ErrorOf({"trainer={tree: off, prove_tree: first_step}"}).find("no effect"), std::string::npos);
+  EXPECT_NE(ErrorOf({"trainer.minibatches=3"}).find("cannot be made of 16 groups"), std::string::npos);
+  EXPECT_NE(ErrorOf({"trainer.minibatches=2", "algorithm={recipe: grpo, off_policy: {mode: decoupled, weight: token, weight_max: 2}}"}).find("trainer.minibatches: several"),
+            std::string::npos) << ErrorOf({"trainer.minibatches=2", "algorithm={recipe: grpo, off_policy: {mode: decoupled, weight: token, weight_max: 2}}"});
+  EXPECT_EQ(ErrorOf({"trainer.minibatches=2", "pool.max_leases=2", "optimizer.warmup_steps=200"}), "");
+  EXPECT_NE(ErrorOf({"trainer.minibatches=2", "optimizer.warmup_steps=201"}).find("200 optimizer steps"), std::string::npos);
   EXPECT_NE(ErrorOf({}, "name: x\n").find("model.path"), std::string::npos);
   EXPECT_NE(ErrorOf({}, "modle: {path: x}\n").find("did you mean 'model'"), std::string::npos);
 }

@@ -80,6 +80,24 @@ TEST(Plan, NumbersOfEachSource) {
             R"({"P":8,"S":1,"B":16,"W":12,"bound":3,"sources":[{"name":"math","P":6,"B":12,"W":12,"bound":3},{"name":"shell","P":2,"B":4,"W":1,"bound":1}]})");
 }
 
+// Which rule makes the bound must be told: what an update is, and what several optimizer steps or batches at once do to it.
+TEST(Plan, SaysWhatTheStalenessIsCountedIn) {
+  Job job = MakeJob();
+  auto says = [&](const std::string& expected) {
+    const std::string text = PrintPlan(job, MakePlan(job, Model(), kMachine).value());
+    const size_t at = text.find("  staleness    ");
+    ASSERT_NE(at, std::string::npos) << text;
+    EXPECT_EQ(text.substr(at + 15, text.find('\n', at) - at - 15), expected);
+  };
+  const std::string served = "counted in updates, and an update counts once every worker serves its weights: those on their way add nothing; ";
+  says(served + "one optimizer step an update");
+  job.trainer.minibatches = 4;
+  job.pool.max_leases = 2;
+  says(served + "4 optimizer steps an update, so that a token is at most 4·2 + 3 = 11 optimizer steps old; 2 batches out at once are within the bound");
+  EXPECT_EQ(PrintJson(ParseJson(PlanToJson(job, MakePlan(job, Model(), kMachine).value()))->at("pool")),
+            R"({"P":16,"S":1,"B":32,"W":9,"bound":2,"bound_optimizer_steps":11})");
+}
+
 // A second model could take memory that no plan has counted.
 TEST(Plan, CountsTheModelsBesideThePolicy) {
   auto config = Config::Parse(

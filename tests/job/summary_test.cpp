@@ -101,7 +101,7 @@ TEST_F(SummaryTest, EveryFieldSaysWhatTheFolderHolds) {
                                 R"("on_policy_versions":[1],"importance_ratio_max_dev_on_policy":0.125,"staleness_max":0,"staleness_bound":1,)"
                                 R"("outcomes":{"scored":1,"policy_failure":0,"truncated":1,"infra_failure":0,"aborted":2},)"
                                 R"("ledger_balanced":true,"ledger_replayed":true,"groups":{"admitted":2,"consumed":1,"in_flight":1,)"
-                                R"("tombstoned":{}},"weight_updates":1,"tokens_per_s":{"sample":200,"train":200},"numerics":"bf16",)"
+                                R"("tombstoned":{}},"length_bias":1,"weight_updates":1,"tokens_per_s":{"sample":200,"train":200},"numerics":"bf16",)"
                                 R"("cpu_paths":["avx2","avx512"],"restarts":3,"notes":[]})").value()));
 }
 

@@ -367,6 +367,73 @@ TEST(Loop, ResumeAfterRandomEndsEqualsNoInterruption) {
   EXPECT_GE(ends, 10);
 }
 
+// Several optimizer steps on one batch could be one after all, see weights or moments of another step, be published in between, or hide
+// how stale their last tokens are.
+TEST_P(LoopTest, MinibatchesAreOptimizerStepsOfTheirOwn) {
+  World parts(GetParam());
+  TrainerOptions options = Options(Scratch("parts"), GetParam());
+  options.steps = 1;
+  options.minibatches = 3;
+  options.staleness_bound_steps = 2;
+  const Status status = parts.Run(options);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(parts.sink.published, (std::vector<int64_t>{0, 1}));
+  EXPECT_EQ(parts.pool.updates, std::vector<int64_t>{0});
+
+  // The same groups, each a batch of its own.
+  World each(GetParam());
+  for (const datapool::LeasedGroup& group : parts.store.at(0)) each.store[group.group] = {group};
+  TrainerOptions single = Options(Scratch("each"), GetParam());
+  single.steps = 3;
+  const Status trained = each.Run(single);
+  ASSERT_TRUE(trained.ok()) << trained.ToString();
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    EXPECT_EQ(Bytes(options.run_dir + "/checkpoints/1/" + file), Bytes(single.run_dir + "/checkpoints/3/" + file)) << file;
+  }
+  EXPECT_EQ(LoadNewestCheckpoint(options.run_dir)->optimizer.steps(), 3);
+  const std::vector<json::value> whole = Lines(options.run_dir + "/metrics.jsonl"), three = Lines(single.run_dir + "/metrics.jsonl");
+  ASSERT_EQ(whole.size(), 1u);
+  for (const char* sum : {"tokens_trained", "sequences", "logical_tokens", "rollouts"}) {
+    int64_t of_three = 0;
+    for (const json::value& line : three) of_three += line.at(sum).as_int64();
+    EXPECT_EQ(whole[0].at(sum).as_int64(), of_three) << sum;
+  }
+  EXPECT_EQ(whole[0].at("on_policy_tokens"), three[0].at("on_policy_tokens")) << "only the first part has the version's weights";
+  EXPECT_EQ(whole[0].at("staleness_max").as_int64(), 0);
+  EXPECT_EQ(whole[0].at("staleness_steps_max").as_int64(), 2);
+
+  World stale(GetParam());
+  options.run_dir = Scratch("stale");
+  options.staleness_bound_steps = 1;
+  const Status refused = stale.Run(options);
+  EXPECT_EQ(refused.code(), StatusCode::kInternal);
+  EXPECT_NE(refused.message().find("group 2 of step 1 would be trained 2 optimizer steps stale; the bound is 1"), std::string::npos) << refused.message();
+}
+
+// The next batch could be asked for only when this one is trained, or one behind the last step be taken from groups that nobody trains.
+TEST(Loop, AsksForTheNextBatchesWhileItTrains) {
+  for (const auto& [leases, order] : std::map<int64_t, std::string>{{1, "lulululu"}, {2, "llululuu"}, {3, "llluluuu"}}) {
+    World world(kBf16);
+    TrainerOptions options = Options(Scratch("ahead"), kBf16);
+    options.steps = 4;
+    options.max_leases = leases;
+    // All drawn at version 0, whenever they are asked for.
+    world.pool.stop_at = 0;
+    ASSERT_EQ(world.Run(options).code(), StatusCode::kCancelled);
+    world.pool.stop_at = -1;
+    for (int64_t batch = 0; batch < options.steps; ++batch) {
+      world.pool.age = batch;
+      world.store[batch] = world.pool.Sample(batch);
+    }
+    std::string seen;
+    world.pool.seen = [&](const char* call) { seen += *call; };
+    const Status status = world.Run(options);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    EXPECT_EQ(seen, order) << leases;
+    EXPECT_EQ(world.pool.updates, (std::vector<int64_t>{0, 1, 2, 3}));
+  }
+}
+
 // A stored logprob that is off by one bit could go unnoticed: the ratio would be 1 after rounding.
 TEST_P(LoopTest, OneChangedLogprobStopsTheJob) {
   World world(GetParam());
