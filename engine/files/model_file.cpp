@@ -73,10 +73,12 @@ Result<std::unique_ptr<OpenModel>> OpenFolder(const std::string& dir, std::vecto
         RETURN_IF_ERROR(CheckShardName(file.as_string()).WithContext(dir));
         ASSIGN_OR_RETURN(shard, add(file.as_string()));
       }
-      const FileTensor* t = shard->Find(name.as_string());
-      if (!t && foreign && std::any_of(foreign->begin(), foreign->end(), [&](const ForeignTensor& f) { return f.name == name.as_string(); })) continue;
-      if (!t) return InvalidArgument(dir + "/" + file.as_string() + ": tensor " + name.as_string() + " is missing");
-      by_name[name.as_string()] = t;
+      const std::string& tensor = name.as_string();
+      const FileTensor* t = shard->Find(tensor);
+      const auto is_it = [&tensor](const ForeignTensor& f) { return f.name == tensor; };
+      if (!t && foreign && std::any_of(foreign->begin(), foreign->end(), is_it)) continue;
+      if (!t) return InvalidArgument(dir + "/" + file.as_string() + ": tensor " + tensor + " is missing");
+      by_name[tensor] = t;
     }
   } else {
     return InvalidArgument(dir + ": there is neither model.safetensors nor model.safetensors.index.json");
