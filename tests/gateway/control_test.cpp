@@ -74,9 +74,11 @@ TYPED_TEST(ControlTest, OpenSealAbortStatus) {
   EXPECT_EQ(opened->base_url, "http://127.0.0.1:1/v1");
   // The gateway's own view of the same session: equal fields give the same key.
   EXPECT_EQ(this->gateway_.Open(o)->api_key, opened->api_key);
-  o.training = true;
-  EXPECT_EQ(control.Open(o).status().code(), StatusCode::kInvalidArgument);
-  o.training = false;
+  // A session that is to be trained must have a choice to learn.
+  OpenOptions of_one = o;
+  of_one.training = true;
+  of_one.sampling->top_k = 1;
+  EXPECT_EQ(control.Open(of_one).status().code(), StatusCode::kInvalidArgument);
   o.max_turns = 5;
   EXPECT_EQ(control.Open(o).status().code(), StatusCode::kAlreadyExists);
   auto sealed = control.Seal("e2.7.3", 10);

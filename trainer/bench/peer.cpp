@@ -44,6 +44,7 @@ Result<std::unique_ptr<Peer>> Peer::Start(const PeerOptions& options) {
   const int pid = fork();
   if (pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    setpgid(0, 0);  // a peer starts processes of its own, which end with it
     dup2(to[0], 0);
     dup2(from[1], 1);
     execlp(options.program.c_str(), options.program.c_str(), options.script.c_str(), options.name.c_str(), count.c_str(),
@@ -54,6 +55,7 @@ Result<std::unique_ptr<Peer>> Peer::Start(const PeerOptions& options) {
   close(from[1]);
   std::unique_ptr<Peer> peer(new Peer(pid, to[1], from[0], options));
   if (pid < 0) return ErrnoStatus("fork", errno);
+  setpgid(pid, pid);  // in both: whoever is first
   auto line = peer->ReadLine();
   if (!line.ok()) return FailedPrecondition(options.program + " " + options.script + " did not come up: " + line.status().message());
   ASSIGN_OR_RETURN(const json::value ready, ParseAnswer(options.name, *line));
@@ -74,7 +76,7 @@ Peer::~Peer() {
   close(in_);
   close(out_);
   if (pid_ > 0) {
-    kill(pid_, SIGKILL);
+    kill(-pid_, SIGKILL);
     waitpid(pid_, nullptr, 0);
   }
 }
