@@ -262,7 +262,7 @@ TEST(PoolJobs, TwoBatchesOutComeBackAfterACrash) {
 
 // ---- the head of the line
 
-TEST(PoolJobs, OnDeadlineWait) {
+TEST(PoolJobsLong, OnDeadlineWait) {
   PoolJob told("wait", OneSource("0.0.1=sleeps:2.5", "", "group_size: 2, deadline_s: 1, on_deadline: wait"));
   told.Start();
   told.ExpectDone();
@@ -309,7 +309,7 @@ TEST(PoolJobs, OnDeadlineRequeueOnce) {
 }
 
 // With enough valid rollouts the deadline makes a smaller group of what is there.
-TEST(PoolJobs, MinValidTrainsAPartialGroup) {
+TEST(PoolJobsLong, MinValidTrainsAPartialGroup) {
   PoolJob told("min_valid", OneSource("0.2.*=hangs", "", "group_size: 3, min_valid: 2, deadline_s: 3"));
   told.Start();
   told.ExpectDone();
@@ -325,7 +325,7 @@ TEST(PoolJobs, MinValidTrainsAPartialGroup) {
 // ---- more rollouts than a group needs; groups without a signal
 
 // The slowest rollout of three is cut as soon as two are valid. What is trained is then shorter than what was drawn, which is told.
-TEST(PoolJobs, SparesAreCutAndTheBiasIsTold) {
+TEST(PoolJobsLong, SparesAreCutAndTheBiasIsTold) {
   PoolJob told("extra", OneSource("*.2.*=sleeps:10;*.1.*=sleeps:0.6", "", "group_size: 2, extra: 1"));
   told.Start();
   told.ExpectDone();
@@ -384,7 +384,7 @@ struct Interrupted {
 
 // A restart of the pool could lose rollouts in flight, or have them played twice; what must be played again could draw other tokens, and
 // a group then hold what no uninterrupted run would.
-TEST(PoolJobs, RolloutsInFlightSurviveOrAreReissuedWithTheSameSeed) {
+TEST(PoolJobsLong, RolloutsInFlightSurviveOrAreReissuedWithTheSameSeed) {
   const auto undisturbed = Interrupted("").told.Tokens();
   ASSERT_EQ(undisturbed.size(), 4u);
   {
