@@ -71,14 +71,14 @@ std::string EncodeKept(std::span<const int32_t> ids, int vocab) {
   TEMPER_CHECK(!ids.empty() && ids.front() >= 0 && ids.back() < vocab) << ids.size() << " ids of " << vocab;
   if (ids.size() == static_cast<size_t>(vocab)) return "";
   std::string out;
-  if (const size_t bits = BitBytes(ids.back()), gaps = GapBytes(ids); bits < gaps) {
+  const size_t bits = BitBytes(ids.back()), gaps = GapBytes(ids);
+  if (bits < gaps) {
     out.assign(1 + bits, 0);
     out[0] = kBits;
     for (int32_t id : ids) out[1 + static_cast<size_t>(id) / 8] |= static_cast<char>(1 << (id % 8));
     return out;
-  } else {
-    out.reserve(1 + gaps);
   }
+  out.reserve(1 + gaps);
   out += kGaps;
   int32_t before = -1;
   for (int32_t id : ids) {

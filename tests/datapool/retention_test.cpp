@@ -19,6 +19,7 @@
 #include "datapool/store.h"
 #include "datapool/store_reader.h"
 #include "datapool/verify.h"
+#include "tests/datapool/borrowed_store.h"
 #include "tests/datapool/script.h"
 
 namespace temper::datapool {
@@ -177,16 +178,6 @@ TEST(Retention, NothingThatIsStillNeededLeaves) {
     Rng rng(seed);
     const std::string run = NewRun();
     int64_t free = INT64_MAX;
-    struct Kept final : Store {  // the same over restarts of the pool
-      explicit Kept(Store& s) : store(s) {}
-      Status Write(const StoreWrite& w, bool sync) override { return store.Write(w, sync); }
-      Result<std::optional<std::string>> State() override { return store.State(); }
-      Result<std::vector<std::pair<int64_t, std::string>>> Ledger() override { return store.Ledger(); }
-      Result<std::string> Trajectory(const AttemptId& id) override { return store.Trajectory(id); }
-      Result<std::vector<std::pair<AttemptId, std::string>>> Records(int64_t group) override { return store.Records(group); }
-      Result<StoreSpace> Space() override { return store.Space(); }
-      Store& store;
-    };
     Small store(&free);
     Metrics metrics;
     LocalPoolOptions options;
@@ -197,7 +188,7 @@ TEST(Retention, NothingThatIsStillNeededLeaves) {
     std::unique_ptr<LocalDataPool> pool;
     const auto open = [&] {
       pool.reset();
-      auto opened = LocalDataPool::Open(options, std::make_unique<Kept>(store), metrics, Env::System());
+      auto opened = LocalDataPool::Open(options, std::make_unique<BorrowedStore>(store), metrics, Env::System());
       ASSERT_TRUE(opened.ok()) << opened.status().message();
       pool = *std::move(opened);
     };

@@ -10,6 +10,7 @@
 #include "common/file.h"
 #include "common/strings.h"
 #include "datapool/verify.h"
+#include "tests/datapool/borrowed_store.h"
 #include "tests/datapool/script.h"
 
 namespace temper::datapool {
@@ -243,17 +244,7 @@ TEST(Service, ALedgerThatDoesNotBalanceIsRefused) {
     options.config = Config(R"({"P":1,"S":1})");
     options.job_incarnation = "j";
     options.ledger_path = path;
-    struct Borrowed final : Store {
-      explicit Borrowed(Store& s) : store(s) {}
-      Status Write(const StoreWrite& w, bool sync) override { return store.Write(w, sync); }
-      Result<std::optional<std::string>> State() override { return store.State(); }
-      Result<std::vector<std::pair<int64_t, std::string>>> Ledger() override { return store.Ledger(); }
-      Result<std::string> Trajectory(const AttemptId& id) override { return store.Trajectory(id); }
-      Result<std::vector<std::pair<AttemptId, std::string>>> Records(int64_t group) override { return store.Records(group); }
-      Result<StoreSpace> Space() override { return store.Space(); }
-      Store& store;
-    };
-    return LocalDataPool::Open(options, std::make_unique<Borrowed>(*store), metrics, Env::System());
+    return LocalDataPool::Open(options, std::make_unique<BorrowedStore>(*store), metrics, Env::System());
   };
   std::unique_ptr<Store> store = MakeMemoryStore();
   {
