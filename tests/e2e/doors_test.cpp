@@ -218,6 +218,72 @@ TEST_F(Doors, InspectSaysWhatAModelIsAndWhatIsNotSupported) {
   EXPECT_NE(std::string(broken.at("unsupported").at(0).as_string()).find("cut.gguf"), std::string::npos) << PrintJson(broken);
 }
 
+// Doors of one family could call the same fault by other names, forget to say in which line it was, leave out good lines after a bad one,
+// or end with another code: what docs/doors.md says of all of them, for each.
+TEST_F(Doors, LinesExitCodesAndUsageAreTheSameEverywhere) {
+  struct Door {
+    std::vector<std::string> words;
+    std::string good, bad;  // lines
+    const char* field;      // of a good answer
+  };
+  const std::vector<Door> doors = {
+      {{"text", "encode"}, "\"hi\"", "5", "ids"},
+      {{"text", "decode"}, R"({"ids":[1,2]})", R"({"ids":[261]})", "text"},
+      {{"text", "render"}, R"({"messages":[{"role":"user","content":"hi"}]})", R"({"messages":[],"mesages":[]})", "text"},
+      {{"engine", "score"}, R"({"ids":[3,4]})", R"({"ids":[]})", "logprobs"},
+      {{"engine", "generate"}, R"({"ids":[3,4],"max_tokens":2})", R"({"ids":[3,261]})", "finish"},
+  };
+  const auto call = [&](std::vector<std::string> words, const std::vector<std::string>& more, int code) {
+    words.insert(words.end(), more.begin(), more.end());
+    std::string output;
+    EXPECT_EQ(JobProcess::Door(words, &output), code) << words[1] << ": " << output;
+    return output;
+  };
+  for (const Door& door : doors) {
+    SCOPED_TRACE(door.words[1]);
+    const std::string in = In(door.good + "\n" + door.bad + "\nno json\n" + door.good + "\n");
+    const std::vector<std::string> lines = Split(std::string(Trim(call(door.words, {kModel, "--in", in}, 1))), '\n');
+    ASSERT_EQ(lines.size(), 4u) << Join(lines, "\n");
+    for (size_t i = 0; i < 4; ++i) {
+      const auto value = ParseJson(lines[i]);
+      ASSERT_TRUE(value.ok()) << lines[i];
+      const bool bad = i == 1 || i == 2;
+      EXPECT_EQ(value->as_object().contains(door.field), !bad) << lines[i];
+      if (!bad) continue;
+      EXPECT_EQ(value->at("error").at("kind"), "invalid_argument") << lines[i];
+      EXPECT_EQ(std::string(value->at("error").at("message").as_string()).rfind("line " + std::to_string(i + 1) + ": ", 0), 0u) << lines[i];
+    }
+    EXPECT_EQ(lines[0], lines[3]);
+    call(door.words, {kModel, "--in", In(door.good + "\n")}, 0);
+    const std::string none = folder_ + "/none";
+    EXPECT_NE(call(door.words, {kModel, "--in", none}, 2).find(none), std::string::npos) << "the file is named";
+    EXPECT_NE(call(door.words, {none, "--in", in}, 2).find(none), std::string::npos) << "the model is named";
+    EXPECT_NE(call(door.words, {kModel}, 2).find("--in"), std::string::npos);
+    EXPECT_NE(call(door.words, {kModel, "--in", in, "--wrong"}, 2).find("--wrong"), std::string::npos);
+    if (door.words[0] != "engine") continue;
+    for (const std::vector<std::string>& wrong : {std::vector<std::string>{"--cpu", "mmx"}, {"--threads", "0"}, {"--numerics", "f16"}}) {
+      EXPECT_NE(call(door.words, {kModel, "--in", in, wrong[0], wrong[1]}, 2).find(wrong[0]), std::string::npos);
+    }
+    // A cap that is no lower than what f32 has is no error where the machine has it; the same numbers on every path.
+    EXPECT_EQ(call(door.words, {kModel, "--in", in, "--cpu", "avx2", "--threads", "1"}, 1), call(door.words, {kModel, "--in", in}, 1));
+  }
+  // One line for all rows, and bad input is bad usage.
+  const std::string gradient = folder_ + "/g.safetensors";
+  const json::value grad = Ask({"engine", "grad", kModel, "--out", gradient, "--in", In(R"({"rows":[{"ids":[3,4,5],"coef":[9,1,1]}]})")});
+  for (const char* field : {"objective", "logprobs", "logical_tokens", "tree_tokens", "peak_bytes", "seconds"}) {
+    EXPECT_TRUE(grad.as_object().contains(field)) << field;
+  }
+  EXPECT_TRUE(grad.at("logprobs").at(0).at(0).is_null()) << "the first token has no logprob";
+  EXPECT_TRUE(Exists(gradient));
+  const std::string wrong = In(R"({"rows":[{"ids":[3,4,5],"coef":[1]}]})");
+  EXPECT_NE(call({"engine", "grad"}, {kModel, "--out", gradient, "--in", wrong}, 2).find(wrong), std::string::npos);
+  call({"engine", "grad"}, {kModel, "--in", wrong}, 2);
+  // Nothing is written over.
+  EXPECT_NE(call({"model", "export"}, {kModel, TEMPER_SOURCE_DIR}, 2).find("no empty folder"), std::string::npos);
+  call({"model", "inspect"}, {folder_ + "/none"}, 2);
+  call({"model", "inspect"}, {}, 2);
+}
+
 // A script that fetches whatever model it is given would fail on one that lies there, or pass over one that does not.
 TEST_F(Doors, FetchLeavesAPathAlone) {
   EXPECT_EQ(Ask({"model", "fetch", kModel}).at("path").as_string(), kModel);
