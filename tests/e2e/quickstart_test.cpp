@@ -1,6 +1,10 @@
-// What configs/quickstart.yaml promises, and its two controls. Needs an otherwise idle two-core machine for the wall clock.
+// What configs/quickstart.yaml promises, and its two controls. With TEMPER_KEEP_RUNS=FOLDER the files that `temper plot` reads stay there. Needs an otherwise idle two-core machine for the wall clock.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <filesystem>
+
+#include "common/file.h"
 #include "common/strings.h"
 #include "tests/e2e/job_process.h"
 
@@ -13,6 +17,12 @@ struct Finished {
 };
 
 double Number(const json::value& object, const std::string& key) { return *JsonRef(object).DoubleOr(key, -1); }
+
+// What `temper plot` draws, for docs/runs: the job's own folder goes with the test.
+void Keep(const JobProcess& job, const std::string& folder) {
+  std::filesystem::create_directories(folder);
+  for (const char* file : {"metrics.jsonl", "eval.jsonl", "sft.jsonl", "summary.json"}) EXPECT_TRUE(WriteFile(folder + "/" + file, job.Read(file)).ok());
+}
 
 Finished Play(const std::string& config, int seed, const std::vector<std::string>& more = {}) {
   JobProcess job("quickstart");
@@ -46,6 +56,7 @@ Finished Play(const std::string& config, int seed, const std::vector<std::string
     EXPECT_EQ(score.at("tasks"), out.last.at("families").at(family).at("tasks")) << family << ": other tasks at the end";
   }
   EXPECT_EQ(job.Remains(), "");
+  if (const char* keep = std::getenv("TEMPER_KEEP_RUNS")) Keep(job, keep + ("/" + config.substr(0, config.find('.')) + "-" + std::to_string(seed)));
   return out;
 }
 
