@@ -17,7 +17,12 @@ namespace temper::trainer {
 namespace {
 
 constexpr int kVocab = 64;
-constexpr int kGroups = 8, kRollouts = 8, kTokens = 3;
+constexpr int kTokens = 3;
+
+// Of a batch.
+struct Shape {
+  int groups = 8, rollouts = 8;
+};
 
 engine::ModelConfig Tiny() {
   engine::ModelConfig c = TinyModel(kVocab);
@@ -51,7 +56,7 @@ class DecoderSink final : public WeightSink {
 // Half of the groups of batch b are sampled at version b-1 (from the second batch on), the others at b: staleness 1.
 class SamplingPool final : public datapool::DataPool {
  public:
-  SamplingPool(engine::Decoder& decoder, DecoderSink& sink) : decoder_(decoder), sink_(sink) {}
+  SamplingPool(engine::Decoder& decoder, DecoderSink& sink, Shape shape) : decoder_(decoder), sink_(sink), shape_(shape) {}
   Result<int64_t> AttachAgents(const std::string&) override { return Unimplemented(""); }
   Result<datapool::TakeIssuesReply> TakeIssues(const std::string&, int32_t, uint32_t) override { return Unimplemented(""); }
   Result<bool> Finish(const std::string&, const datapool::FinishedAttempt&) override { return Unimplemented(""); }
@@ -62,9 +67,9 @@ class SamplingPool final : public datapool::DataPool {
     reply.batch = batch;
     reply.groups = std::move(early_);
     early_.clear();
-    while (static_cast<int>(reply.groups.size()) < kGroups) reply.groups.push_back(Group());
-    while (static_cast<int>(early_.size()) < kGroups / 2) early_.push_back(Group());
-    for (const auto& g : reply.groups) rewards.back().second += reward_of_[g.group] / kGroups;
+    while (static_cast<int>(reply.groups.size()) < shape_.groups) reply.groups.push_back(Group());
+    while (static_cast<int>(early_.size()) < shape_.groups / 2) early_.push_back(Group());
+    for (const auto& g : reply.groups) rewards.back().second += reward_of_[g.group] / shape_.groups;
     rewards.emplace_back(batch + 1, 0);
     return reply;
   }
@@ -82,8 +87,8 @@ class SamplingPool final : public datapool::DataPool {
     datapool::LeasedGroup group;
     group.group = next_group_++;
     group.version_admitted = sink_.version;
-    std::vector<v1::Trajectory> rollouts(kRollouts);
-    for (int i = 0; i < kRollouts; ++i) {
+    std::vector<v1::Trajectory> rollouts(static_cast<size_t>(shape_.rollouts));
+    for (int i = 0; i < shape_.rollouts; ++i) {
       rollouts[i].set_session(std::to_string(group.group) + "." + std::to_string(i) + ".1");
       rollouts[i].set_outcome("scored");
       AddRun(rollouts[i], {1, 2, 3, static_cast<int32_t>(group.group % 7)}, 0);
@@ -95,7 +100,7 @@ class SamplingPool final : public datapool::DataPool {
       Turn(group.group, call, rollouts);
     }
     double total = 0;
-    for (int i = 0; i < kRollouts; ++i) {
+    for (int i = 0; i < shape_.rollouts; ++i) {
       int hits = 0;
       for (const auto& run : rollouts[i].runs()) {
         for (uint32_t id : run.ids()) hits += run.provenance() == v1::SAMPLED && id < kVocab / 2;
@@ -105,7 +110,7 @@ class SamplingPool final : public datapool::DataPool {
       group.rollouts.push_back(i);
       group.members.push_back(rollouts[i].SerializeAsString());
     }
-    reward_of_[group.group] = total / kRollouts;
+    reward_of_[group.group] = total / shape_.rollouts;
     return group;
   }
 
@@ -119,7 +124,7 @@ class SamplingPool final : public datapool::DataPool {
 
   void Turn(int64_t group, uint32_t call, std::vector<v1::Trajectory>& rollouts) {
     std::map<uint64_t, v1::TokenRun*> open;
-    for (int i = 0; i < kRollouts; ++i) {
+    for (int i = 0; i < shape_.rollouts; ++i) {
       engine::DecodeRequest request;
       for (const auto& run : rollouts[i].runs()) request.ids.insert(request.ids.end(), run.ids().begin(), run.ids().end());
       request.sampling.temperature = 0.8f;
@@ -145,18 +150,20 @@ class SamplingPool final : public datapool::DataPool {
 
   engine::Decoder& decoder_;
   DecoderSink& sink_;
+  const Shape shape_;
   int64_t next_group_ = 0;
   std::vector<datapool::LeasedGroup> early_;
   std::map<int64_t, double> reward_of_;
 };
 
 // Mean reward of the first and of the last three batches.
-std::pair<double, double> Train(const std::string& algorithm, bool permute, uint64_t seed = 0) {
+std::pair<double, double> Train(const std::string& algorithm, bool permute, uint64_t seed = 0, Shape shape = {}, const std::optional<SftOptions>& sft = {},
+                                const SftSource& source = {}) {
   auto trainer_engine = engine::Engine::Create({.threads = 2}).value();
   auto worker_engine = engine::Engine::Create({.threads = 1}).value();
   engine::Decoder decoder(std::make_unique<engine::PagedModel>(*worker_engine, Tiny(), engine::Profile::kBf16, 256), {});
   DecoderSink sink(decoder);
-  SamplingPool pool(decoder, sink);
+  SamplingPool pool(decoder, sink, shape);
   TrainerOptions options;
   options.run_dir = ScratchFolder("learn");
   options.incarnation = "test";
@@ -168,18 +175,21 @@ std::pair<double, double> Train(const std::string& algorithm, bool permute, uint
   options.evaluate = false;
   options.permute_rewards = permute;
   options.seed = seed;
+  options.sft = sft;
   text::TextFiles text;
   text.tokenizer_json = R"({"version":"1.0","model":{"type":"BPE","vocab":{},"merges":[]}})";
   Metrics metrics;
   std::atomic<bool> stopped{false};
   const Status status = RunTraining(options, engine::InitParameters(Tiny(), 3), text,
-                                    {*trainer_engine, pool, sink, metrics, SystemClock::Get(), {}, {}, {}, stopped});
+                                    {*trainer_engine, pool, sink, metrics, SystemClock::Get(), {}, source, {}, stopped});
   EXPECT_TRUE(status.ok()) << status.ToString();
   const TrainTotals totals = ReadTrainTotals(options.run_dir).value();
   EXPECT_EQ(totals.ratio_max_dev_on_policy, 0);
   EXPECT_EQ(totals.on_policy_versions.size(), 24u);
   EXPECT_EQ(totals.staleness_max, 1);
-  EXPECT_EQ(totals.tokens_trained, 25 * kGroups * kRollouts * 2 * kTokens);
+  // Two equal rewards are no pair.
+  const int64_t drawn = 25 * shape.groups * shape.rollouts * 2 * kTokens;
+  EXPECT_TRUE(shape.rollouts > 2 ? totals.tokens_trained == drawn : totals.tokens_trained < drawn) << totals.tokens_trained << " of " << drawn;
   auto mean = [&](size_t from) { return (pool.rewards[from].second + pool.rewards[from + 1].second + pool.rewards[from + 2].second) / 3; };
   return {mean(0), mean(22)};
 }
@@ -195,6 +205,40 @@ TEST(Learn, GrpoRaisesTheReward) {
   const auto [start, end] = Train(R"({"recipe":"grpo"})", false);
   EXPECT_LT(start, 0.7);
   EXPECT_GT(end, 0.9);
+}
+
+// Pairs: the better one of two draws is preferred, as far from the start weights as `beta` lets it go.
+TEST(Learn, DpoRaisesTheReward) {
+  const auto [start, end] = Train(R"({"recipe":"dpo"})", false, 0, {.groups = 32, .rollouts = 2});
+  std::printf("[ dpo ] %.3f -> %.3f\n", start, end);
+  EXPECT_LT(start, 0.7);
+  EXPECT_GT(end, 0.9);
+}
+
+// Rows whose masked tokens are what is rewarded: the warm-up alone teaches it, and as well the contrary.
+TEST(Learn, SftLearnsWhatItsRowsShow) {
+  SftOptions sft;
+  sft.tokens = 20000;
+  sft.batch_tokens = 256;
+  sft.optimizer.lr = 1e-2;
+  const auto rows = [](int shown) -> SftSource {
+    return [shown](int64_t index) -> Result<SftRow> {
+      SftRow row;
+      row.ids = {1, 2, 3, static_cast<int32_t>(index % 7)};
+      for (int turn = 0; turn < 2; ++turn) {
+        if (turn > 0) row.ids.insert(row.ids.end(), {9, 10});
+        row.mask.resize(row.ids.size(), 0);
+        for (int i = 0; i < kTokens; ++i) row.ids.push_back(static_cast<int32_t>((index * 13 + turn * 5 + i * 3) % (kVocab / 2)) + shown);
+        row.mask.resize(row.ids.size(), 1);
+      }
+      return row;
+    };
+  };
+  const double good = Train(R"({"recipe":"grpo"})", false, 0, {}, sft, rows(0)).first;
+  const double poor = Train(R"({"recipe":"grpo"})", false, 0, {}, sft, rows(kVocab / 2)).first;
+  std::printf("[ sft ] rows of what is rewarded %.3f, of what is not %.3f\n", good, poor);
+  EXPECT_GT(good, 0.9);
+  EXPECT_LT(poor, 0.1);
 }
 
 // A reward that rises without its signal would be an artefact. At this rate a policy wanders even without one, up or down by chance,
