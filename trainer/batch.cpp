@@ -140,7 +140,7 @@ class Layout {
 
 }  // namespace
 
-Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options) {
+Status PutInOrder(std::vector<Group>& groups) {
   std::sort(groups.begin(), groups.end(), [](const Group& a, const Group& b) { return a.group < b.group; });
   for (size_t g = 0; g < groups.size(); ++g) {
     if (g > 0 && groups[g].group == groups[g - 1].group) {
@@ -154,7 +154,11 @@ Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options)
       }
     }
   }
+  return Status::Ok();
+}
 
+Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options) {
+  RETURN_IF_ERROR(PutInOrder(groups));
   Batch batch;
   batch.groups = std::move(groups);
   batch.samples.resize(batch.groups.size());

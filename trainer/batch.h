@@ -37,6 +37,7 @@ struct BatchChunk {
   bool silent = false;          // of silent groups only: scored, never differentiated
   int chunk_nodes = 0;          // how it is computed where memory does not hold all of it: engine::ForwardOptions of these names
   bool recompute = false;
+  int rank = 0;                 // where it is computed (trainer/ranks.h)
 };
 
 // How to score a chunk: sampled tokens only. `keep`: a backward pass follows; never for a silent chunk.
@@ -69,6 +70,9 @@ struct BatchOptions {
   // How a chunk is computed (engine::ChoosePass). Empty: whole, one that exceeds max_chunk_nodes in pre-order chunks of so many nodes.
   std::function<engine::PassChoice(const engine::TreeBatch& tree, std::span<const uint8_t> wanted)> choose = {};
 };
+
+// Canonical order: groups by number, rollouts by index. kInvalidArgument: a group or rollout twice.
+Status PutInOrder(std::vector<Group>& groups);
 
 // Takes the groups of one lease in any order. kInvalidArgument: a sampled token with nothing before it (it has no logprob), a
 // group or rollout twice.

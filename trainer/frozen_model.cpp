@@ -50,8 +50,4 @@ Result<FrozenModel> FrozenModel::Load(const std::string& model, const engine::Mo
 
 std::string FrozenModel::Fingerprint() const { return weights_.ComputeDigest().Hex(); }
 
-Result<std::vector<std::vector<float>>> FrozenModel::Score(engine::TrainPass& pass, const Batch& batch) const {
-  return ScoreBatch(pass, weights_, batch);
-}
-
 }  // namespace temper::trainer

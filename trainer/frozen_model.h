@@ -1,5 +1,6 @@
 // A model beside the policy that is scored and never trained: the reference of a KL term or of a preference loss, the teacher of a
-// distillation. Only its compute form is held.
+// distillation. Only its compute form is held. Its logprobs of sampled tokens are at each token's own 1/T and among its kept tokens
+// (docs/kept_sets.md says why).
 #pragma once
 
 #include <string>
@@ -23,11 +24,9 @@ class FrozenModel {
                                   engine::Profile profile);
 
   bool empty() const { return weights_.empty(); }
+  const engine::ComputeWeights& weights() const { return weights_; }
   // Of the compute form, as hexadecimal digits.
   std::string Fingerprint() const;
-  // logprobs[chunk][node] of the sampled tokens, at each token's own 1/T and among its kept tokens (docs/kept_sets.md says why). What
-  // `pass` held before is gone.
-  Result<std::vector<std::vector<float>>> Score(engine::TrainPass& pass, const Batch& batch) const;
 
  private:
   engine::ComputeWeights weights_;

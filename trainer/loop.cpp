@@ -5,6 +5,7 @@
 #include <cstring>
 #include <deque>
 #include <iterator>
+#include <mutex>
 #include <set>
 #include <utility>
 
@@ -22,6 +23,7 @@
 #include "trainer/frozen_model.h"
 #include "trainer/loss.h"
 #include "trainer/prove.h"
+#include "trainer/ranks.h"
 
 namespace temper::trainer {
 namespace {
@@ -154,7 +156,7 @@ std::string MetricsLine(const StepReport& r, double clip_norm) {
 class Loop {
  public:
   Loop(const TrainerOptions& options, const text::TextFiles& text, TrainerDoors& doors)
-      : options_(options), text_(text), doors_(doors), pass_(doors.engine), start_s_(doors.clock.NowS()) {}
+      : options_(options), text_(text), doors_(doors), pass_(doors.engine), ranks_(pass_, doors.ranks), start_s_(doors.clock.NowS()) {}
 
   Status Run(engine::Parameters initial) {
     doors_.metrics[fmt::format("cpu_path.{}", engine::CpuPathName(engine::KernelPath(doors_.engine, options_.profile)))].Set(1);
@@ -206,6 +208,10 @@ class Loop {
       ASSIGN_OR_RETURN(const JsonRef nodes, JsonRef(plan).Field("max_chunk_nodes"));
       ASSIGN_OR_RETURN(max_chunk_nodes_, nodes.Int());
       ASSIGN_OR_RETURN(memory_bytes_, JsonRef(plan).IntOr("memory_bytes", options_.memory_bytes));
+      ASSIGN_OR_RETURN(const int64_t ranks, JsonRef(plan).IntOr("ranks", 1));
+      if (ranks != ranks_.size()) {
+        return FailedPrecondition(fmt::format("the run was started with trainer.ranks: {}, not {}: its gradients would be added up in another order", ranks, ranks_.size()));
+      }
       RETURN_IF_ERROR(LoadFrozenModels());
       for (const auto& [name, model] : {std::pair("reference", &reference_), std::pair("teacher", &teacher_)}) {
         if (model->empty()) continue;
@@ -247,7 +253,7 @@ class Loop {
     RETURN_IF_ERROR(LoadFrozenModels());
     JsonWriter plan;
     plan.BeginObject().Key("numerics").String(engine::ProfileName(options_.profile)).Key("max_chunk_nodes").Int(max_chunk_nodes_);
-    plan.Key("memory_bytes").Int(memory_bytes_);
+    plan.Key("memory_bytes").Int(memory_bytes_).Key("ranks").Int(ranks_.size());
     if (!reference_.empty()) plan.Key("reference").String(reference_.Fingerprint());
     if (!teacher_.empty()) plan.Key("teacher").String(teacher_.Fingerprint());
     plan.EndObject();
@@ -275,11 +281,13 @@ class Loop {
       Result<FrozenModel> loaded = FrozenModel::Load(path, policy, text_, options_.profile);
       if (!loaded.ok()) return loaded.status().WithContext("trainer.reference");
       reference_ = std::move(*loaded);
+      RETURN_IF_ERROR(ranks_.Load(RankModel::kReference, reference_.weights()));
     }
     if (algorithm().ReadsTeacher()) {
       Result<FrozenModel> loaded = FrozenModel::Load(options_.teacher, policy, text_, options_.profile);
       if (!loaded.ok()) return loaded.status().WithContext("trainer.teacher");
       teacher_ = std::move(*loaded);
+      RETURN_IF_ERROR(ranks_.Load(RankModel::kTeacher, teacher_.weights()));
     }
     return Status::Ok();
   }
@@ -296,8 +304,14 @@ class Loop {
     return WriteFileAtomic(MetricsPath(options_.run_dir), kept);
   }
 
-  Status PublishWeights() {
+  // What every rank computes with from now on.
+  Status PackWeights() {
     weights_ = engine::Repack(state_.params, options_.profile, doors_.engine.threads(), packed_);
+    return ranks_.Load(RankModel::kPolicy, weights_);
+  }
+
+  Status PublishWeights() {
+    RETURN_IF_ERROR(PackWeights());
     ASSIGN_OR_RETURN(const std::span<std::byte> out, doors_.weights.Begin());
     if (out.size() != weights_.bytes().size()) {
       return Internal(fmt::format("weight sync offers {} bytes for {}", out.size(), weights_.bytes().size()));
@@ -535,13 +549,13 @@ class Loop {
                                     *options_.staleness_bound_steps));
       }
     }
-    if (part > 0) weights_ = engine::Repack(state_.params, options_.profile, doors_.engine.threads(), packed_);
+    if (part > 0) RETURN_IF_ERROR(PackWeights());
     BatchOptions layout = Layout();
-    ASSIGN_OR_RETURN(Batch batch, BuildBatch(std::move(groups), layout));
+    ASSIGN_OR_RETURN(Batch batch, BuildRankedBatch(std::move(groups), layout, ranks_.size()));
     layout.silent = SilentGroups(algorithm(), batch);
     const bool any_silent = std::count(layout.silent.begin(), layout.silent.end(), 1) > 0;
     if (any_silent) {
-      ASSIGN_OR_RETURN(batch, BuildBatch(std::move(batch.groups), layout));
+      ASSIGN_OR_RETURN(batch, BuildRankedBatch(std::move(batch.groups), layout, ranks_.size()));
     }
     report.tree_tokens += batch.tree_tokens;
     report.logical_tokens += batch.logical_tokens;
@@ -554,27 +568,38 @@ class Loop {
     // Models that do not change have the whole batch scored first: advantages may read them.
     std::vector<std::vector<float>> reference, teacher;
     if (!reference_.empty()) {
-      ASSIGN_OR_RETURN(reference, reference_.Score(pass_, batch));
+      ASSIGN_OR_RETURN(reference, ranks_.Score(RankModel::kReference, batch));
     }
     if (!teacher_.empty()) {
-      ASSIGN_OR_RETURN(teacher, teacher_.Score(pass_, batch));
+      ASSIGN_OR_RETURN(teacher, ranks_.Score(RankModel::kTeacher, batch));
     }
     auto loss_groups = [&] { return MakeLossGroups(batch, logprobs, algorithm().off_policy.decoupled, {reference, teacher}); };
     auto loss_of = [&] { return ComputeLoss(algorithm(), loss_groups()); };
     grads_.SetZero();
     if (algorithm().NeedsWholeBatch() && batch.chunks.size() > 1) {
-      ASSIGN_OR_RETURN(logprobs, ScoreBatch(pass_, weights_, batch));
+      ASSIGN_OR_RETURN(logprobs, ranks_.Score(RankModel::kPolicy, batch));
       report.forward_s += lap();
     }
-    for (size_t c = 0; c < batch.chunks.size(); ++c) {
-      ASSIGN_OR_RETURN(const std::span<const float> row, pass_.Forward(weights_, batch.chunks[c].tree, Wanting(batch.chunks[c])));
-      logprobs[c].assign(row.begin(), row.end());
-      report.forward_s += lap();
-      if (batch.chunks[c].silent) continue;
-      const LossResult so_far = loss_of();
-      pass_.Backward(NodeCoefficients(batch, so_far.coef)[c], grads_);
-      report.backward_s += lap();
-    }
+    std::mutex mutex;  // of logprobs: ranks are beside each other
+    const auto train_chunk = [&](size_t c) -> Status {
+      const BatchChunk& chunk = batch.chunks[c];
+      const bool timed = chunk.rank == 0;  // the others work meanwhile
+      ASSIGN_OR_RETURN(std::vector<float> row, ranks_.Forward(RankModel::kPolicy, chunk, /*keep=*/true));
+      if (timed) report.forward_s += lap();
+      std::vector<float> coef;
+      {
+        const std::lock_guard lock(mutex);
+        logprobs[c] = std::move(row);
+        if (chunk.silent) return Status::Ok();
+        coef = std::move(NodeCoefficients(batch, loss_of().coef)[c]);
+      }
+      RETURN_IF_ERROR(ranks_.Backward(chunk, coef, grads_));
+      if (timed) report.backward_s += lap();
+      return Status::Ok();
+    };
+    RETURN_IF_ERROR(ranks_.ForEach(batch, train_chunk));
+    RETURN_IF_ERROR(ranks_.Reduce(grads_));
+    report.backward_s += lap();
     const LossResult loss = loss_of();
     for (size_t g = 0; g < layout.silent.size(); ++g) {
       TEMPER_CHECK(!layout.silent[g] || IsSilent(loss.coef[g])) << "group " << batch.groups[g].group << " was left out of the backward pass";
@@ -670,6 +695,7 @@ class Loop {
   const text::TextFiles& text_;
   TrainerDoors& doors_;
   engine::TrainPass pass_;
+  Ranks ranks_;
   const double start_s_;
   Checkpoint state_;
   std::string passed_over_;  // checkpoints that did not verify, with their faults

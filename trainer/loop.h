@@ -1,7 +1,7 @@
 // The training loop: lease → forward → proof of agreement → loss → backward → AdamW → publish → update → checkpoint → commit.
 //
 // An optimizer step is a pure function of (checkpoint, set of groups, plan), so a resumed run that gets the same batches ends with the same
-// bits. The loop itself is single-threaded; the engine's threads run the kernels. Everything it touches outside comes in through
+// bits. The loop itself is single-threaded but for chunks that other ranks compute; the engine's threads run the kernels. Everything it touches outside comes in through
 // TrainerDoors, so that a test runs the whole loop in one process.
 #pragma once
 
@@ -26,6 +26,7 @@
 #include "text/text_model.h"
 #include "trainer/adamw.h"
 #include "trainer/algorithm.h"
+#include "trainer/ranks.h"
 #include "trainer/sft.h"
 
 namespace temper::trainer {
@@ -98,6 +99,7 @@ struct TrainerDoors {
   SftSource sft_source;  // may be empty without SFT
   ProbeSource probe;     // may be empty
   std::atomic<bool>& stopped;  // set by anyone: the loop ends soon with kCancelled, resumable
+  RankLinks* ranks = nullptr;  // to the other ranks; null: there are none
 };
 
 // Sums over the steps of a run, as metrics.jsonl has them; what summary.json needs of the trainer.

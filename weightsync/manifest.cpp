@@ -47,7 +47,9 @@ Status ReadBool(const JsonRef& object, const char* key, bool* out) {
   return Status::Ok();
 }
 
-Result<engine::ModelConfig> ParseConfig(const std::string& text) {
+}  // namespace
+
+Result<engine::ModelConfig> ReadConfig(const std::string& text) {
   ASSIGN_OR_RETURN(json::value value, ParseJson(text));
   JsonRef root(value, "config");
   engine::ModelConfig c;
@@ -91,8 +93,6 @@ Result<engine::ModelConfig> ParseConfig(const std::string& text) {
   return c;
 }
 
-}  // namespace
-
 Manifest MakeManifest(const engine::ModelConfig& config, engine::Profile profile) {
   Manifest m;
   m.profile = engine::ProfileName(profile);
@@ -106,7 +106,7 @@ Manifest MakeManifest(const engine::ModelConfig& config, engine::Profile profile
 Result<ManifestModel> ReadManifest(const Manifest& manifest) {
   ManifestModel model;
   ASSIGN_OR_RETURN(model.profile, engine::ParseProfile(manifest.profile));
-  ASSIGN_OR_RETURN(model.config, ParseConfig(manifest.config_json));
+  ASSIGN_OR_RETURN(model.config, ReadConfig(manifest.config_json));
   const Manifest own = MakeManifest(model.config, model.profile);
   if (manifest.layout != own.layout) return InvalidArgument("layout '" + manifest.layout + "', this build reads '" + own.layout + "'");
   if (manifest.config_hash != own.config_hash) return InvalidArgument("the configuration does not have its stated hash");
