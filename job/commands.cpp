@@ -302,7 +302,7 @@ int Run(int argc, char** argv) {
   return end.exit_code;
 }
 
-constexpr char kServeUsage[] = "usage: temper serve pool|sandbox|rollout|gateway|trainer|agents --run RUN [--index N]\nOne role of a run; `temper run` starts them.\n";
+constexpr char kServeUsage[] = "usage: temper serve pool|sandbox|rollout|gateway|trainer|rank|agents --run RUN [--index N]\nOne role of a run; `temper run` starts them (the trainer its ranks).\n";
 
 int ServeCommand(int argc, char** argv) {
   std::string role, run;
@@ -318,7 +318,7 @@ int ServeCommand(int argc, char** argv) {
     else if (role.empty() && word[0] != '-') role = word;
     else return Complain("serve", "'" + word + "' is not understood\n" + kServeUsage, 2);
   }
-  const std::vector<std::string> roles = {"pool", "sandbox", "rollout", "gateway", "trainer", "agents"};
+  const std::vector<std::string> roles = {"pool", "sandbox", "rollout", "gateway", "trainer", "rank", "agents"};
   if (std::find(roles.begin(), roles.end(), role) == roles.end() || run.empty()) return Complain("serve", kServeUsage, 2);
   // The kernel would call it `exe`, by the name it was started with: ps, top and pgrep shall find it.
   prctl(PR_SET_NAME, ("temper-" + role).c_str(), 0, 0, 0);

@@ -417,6 +417,7 @@ void ReadTrainer(ConfigBlock root, Job* job) {
     if (!demonstrated) block.Fail("sft", "needs demonstrations, which only the generator 'terminal' gives");
     out.sft = s;
   }
+  out.ranks = block.Int("ranks", 1, {.min = 1, .max = 64});
   out.minibatches = block.Int("minibatches", 1, {.min = 1, .max = 1e6});
   out.memory_bytes = block.SizeOrAuto("memory", {.min = 1 << 20});
   out.tree = block.Choice("tree", "on", {"on", "off"}) == "on";
@@ -487,6 +488,9 @@ void CrossCheck(Config& config, Job* job) {
   const int64_t parts = job->trainer.minibatches, optimizer_steps = job->trainer.steps * parts;
   if (job->pool.P % parts != 0) {
     config.Fail("trainer.minibatches", std::to_string(parts) + " parts of one size cannot be made of " + std::to_string(job->pool.P) + " groups (pool.groups_per_step)");
+  }
+  if (const int64_t rollouts = job->pool.P * job->pool.G / parts; job->trainer.ranks > rollouts) {
+    config.Fail("trainer.ranks", "an optimizer step of " + std::to_string(rollouts) + " rollouts keeps no more ranks than that busy");
   }
   if (parts > 1 && job->algorithm.algorithm.off_policy.decoupled) {
     config.Fail("trainer.minibatches", std::string("several optimizer steps on a batch with algorithm.off_policy.mode: decoupled, whose logp_old is that of the "

@@ -110,6 +110,7 @@ struct Job {
     std::optional<int64_t> memory_bytes;  // absent: from what the machine has
     bool tree = true;
     bool prove_tree = true;
+    int64_t ranks = 1;        // processes that compute a batch together
     int64_t minibatches = 1;  // optimizer steps on each batch
     int64_t prove_every = 0;  // 0 = on the first step alone
     int64_t checkpoint_every = 0;

@@ -94,6 +94,11 @@ Result<Plan> MakePlan(const Job& job, const engine::ModelConfig& model, const Ma
   }
   plan.processes.push_back({"gateway", "OpenAI API for agents, token capture", kProcessBytes});
   plan.processes.push_back({"trainer", "losses, gradients, AdamW, checkpoints, weights", kProcessBytes + trainer_fixed + plan.trainer_memory_bytes});
+  // Of what rank 0 holds the others lack the fp32 weights, both moments and the versions that are served.
+  const int64_t rank = trainer_fixed - versions - 12 * plan.parameters;
+  for (int64_t i = 1; i < job.trainer.ranks; ++i) {
+    plan.processes.push_back({"rank-" + std::to_string(i), "computes a part of every batch", kProcessBytes + rank + plan.trainer_memory_bytes});
+  }
   plan.processes.push_back({"agents", "plays tasks, verifies, evaluates", kProcessBytes});
   for (const PlannedProcess& process : plan.processes) plan.memory_bytes += process.memory_bytes;
   if (machine.memory_bytes > 0 && trainer_fixed > machine.memory_bytes) {
@@ -119,6 +124,10 @@ std::string PrintPlan(const Job& job, const Plan& plan) {
                              m.layers, m.width, m.vocab, m.max_positions, job.numerics, plan.cpu_path));
   line("training", fmt::format("{} steps of {} groups of {} rollouts: {} rollouts{}", job.trainer.steps, job.pool.P, job.pool.G, plan.rollouts,
                                job.trainer.sft ? fmt::format(", after {} tokens of warm-up", job.trainer.sft->tokens) : ""));
+  if (job.trainer.ranks > 1) {
+    line("ranks", fmt::format("{} trainer processes, each with a part of every batch; gradients are added up in one order, so a run is the same to the last bit "
+                              "only with as many", job.trainer.ranks));
+  }
   if (!job.algorithm.recipe_source.empty()) line("objective", "recipe as in " + job.algorithm.recipe_source);
   if (plan.reference_bytes > 0) {
     const bool start = job.trainer.reference.empty();
@@ -161,8 +170,8 @@ std::string PrintPlan(const Job& job, const Plan& plan) {
                                  s.kind == "command" ? (s.host ? " on the host" : " in its sandbox") : "", FormatDouble(s.timeout_s)));
   }
   line("agents", fmt::format("{} at once; {}", plan.concurrency, Join(agents, "; ")));
-  line("activations", fmt::format("at most {} in the trainer (trainer.memory); gradients are the same to the last bit only with the same figure",
-                                 FormatSize(plan.trainer_memory_bytes)));
+  line("activations", fmt::format("at most {} in {} (trainer.memory); gradients are the same to the last bit only with the same figure",
+                                 FormatSize(plan.trainer_memory_bytes), job.trainer.ranks == 1 ? "the trainer" : "each rank of the trainer"));
   line("sandbox", fmt::format("{} memory, {} processes, {} disk each; network: none", FormatSize(job.sandbox.limits.memory_bytes),
                               job.sandbox.limits.processes, FormatSize(job.sandbox.limits.disk_bytes)));
   line("ports", fmt::format("gateway {}:{}; everything else on unix sockets", job.gateway.bind, job.gateway.port ? std::to_string(job.gateway.port) : "any"));
@@ -206,7 +215,7 @@ std::string PlanToJson(const Job& job, const Plan& plan) {
     w.EndArray();
   }
   w.EndObject();
-  w.Key("steps").Int(job.trainer.steps).Key("rollouts").Int(plan.rollouts).Key("concurrency").Int(plan.concurrency);
+  w.Key("ranks").Int(job.trainer.ranks).Key("steps").Int(job.trainer.steps).Key("rollouts").Int(plan.rollouts).Key("concurrency").Int(plan.concurrency);
   w.Key("weightsync").BeginObject().Key("transport").String("shm").Key("bytes").Int(plan.weight_bytes).Key("workers").Int(job.rollout.workers).EndObject();
   w.Key("memory").BeginObject().Key("trainer_bytes").Int(plan.trainer_memory_bytes).Key("kv_bytes").Int(plan.kv_memory_bytes);
   if (plan.reference_bytes > 0) w.Key("reference_bytes").Int(plan.reference_bytes);

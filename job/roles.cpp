@@ -3,7 +3,9 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -17,6 +19,7 @@
 #include "agents/terminal_tasks.h"
 #include "common/json.h"
 #include "common/log.h"
+#include "common/process.h"
 #include "common/rpc.h"
 #include "common/strings.h"
 #include "datapool/client.h"
@@ -28,6 +31,7 @@
 #include "job/job.h"
 #include "job/optimizers.h"
 #include "job/plan.h"
+#include "job/rank_processes.h"
 #include "job/references.h"
 #include "job/run_folder.h"
 #include "rollout/server.h"
@@ -40,6 +44,7 @@ namespace temper::job {
 namespace {
 
 constexpr int kStoppedEarly = 3;
+constexpr int kRankLost = 4;  // the trainer and its ranks are to be started anew
 
 // What a role knows of its run, and how it ends.
 class RoleContext {
@@ -144,6 +149,12 @@ Result<std::unique_ptr<agents::TaskSource>> MakeTasks(const Job& job, const Task
   return agents::MakeTerminalTasks(job.seed, list.count, split);
 }
 
+// For the supervisor, which reads it when the role has ended.
+void ReportFailure(const std::string& run_dir, const std::string& name, const std::string& reason) {
+  log::Error("failed", {{"reason", reason}});
+  if (Status s = WriteFile(run_dir + "/logs/" + name + ".error", reason + "\n"); !s.ok()) log::Error("reason not written", {{"error", s.ToString()}});
+}
+
 // ---- one function a role: starts, waits, stops. A failed Status ends the job.
 
 template <typename Server>
@@ -213,8 +224,28 @@ Result<int> ServeGateway(RoleContext& context) {
   return ServeUntilEnd(context, server);
 }
 
+// Of every rank: they share the cores. How many threads compute a gradient changes no bit of it.
+engine::EngineOptions EngineOf(const Job& job, engine::CpuPath cpu) {
+  const auto ranks = static_cast<int>(job.trainer.ranks);
+  return {.cpu = cpu, .threads = ranks == 1 ? 0 : std::max(1, CpuCount() / ranks)};
+}
+
+Result<int> ServeRank(RoleContext& context) {
+  ASSIGN_OR_RETURN(const engine::CpuPath cpu, engine::ParseCpuPath(context.job.cpu));
+  ASSIGN_OR_RETURN(const std::unique_ptr<engine::Engine> engine, engine::Engine::Create(EngineOf(context.job, cpu)));
+  ASSIGN_OR_RETURN(const int control, context.TakeFd("control"));
+  ASSIGN_OR_RETURN(const int previous, context.TakeFd("previous"));
+  trainer::Link next;
+  if (context.fds.count("next")) next = trainer::Link(Fd(context.fds["next"]), "the rank behind");
+  const auto chain = trainer::MakeChain(trainer::Link(Fd(previous), "the rank before"), std::move(next));
+  RETURN_IF_ERROR(trainer::ServeRank(*engine, trainer::Link(Fd(control), RankName(0)), *chain));
+  return 0;
+}
+
 Result<int> ServeTrainer(RoleContext& context) {
   const Job& job = context.job;
+  RankProcesses ranks;
+  if (job.trainer.ranks > 1) RETURN_IF_ERROR(ranks.Start(context.run_dir, static_cast<int>(job.trainer.ranks)));
   ASSIGN_OR_RETURN(engine::ModelFile model, engine::LoadModel(PolicyPath(job, context.run_dir)));
   ASSIGN_OR_RETURN(const text::TextModel text, text::LoadTextModel(model.text));
   ASSIGN_OR_RETURN(const std::string agents_address, context.Endpoint("agents"));
@@ -258,7 +289,9 @@ Result<int> ServeTrainer(RoleContext& context) {
       return trainer::SftRow{std::move(row.ids), std::move(row.mask)};
     };
   }
-  ASSIGN_OR_RETURN(options.engine.cpu, engine::ParseCpuPath(job.cpu));
+  ASSIGN_OR_RETURN(const engine::CpuPath cpu, engine::ParseCpuPath(job.cpu));
+  options.engine = EngineOf(job, cpu);
+  if (job.trainer.ranks > 1) options.ranks = ranks.links();
   ASSIGN_OR_RETURN(options.pool_address, context.Endpoint("pool"));
   options.epoch = static_cast<uint64_t>(context.incarnation);
   options.workers = static_cast<int>(job.rollout.workers);
@@ -285,11 +318,26 @@ Result<int> ServeTrainer(RoleContext& context) {
                    trainer::Server::Create(Fd(control), std::move(options), std::move(model.params), std::move(model.text)));
   RETURN_IF_ERROR(server->Start());
   Status trained;
+  // A rank that dies is the end of the trainer, whatever that is doing: all begin again at the newest checkpoint.
+  const auto end_of_ranks = [&context](const RankProcesses::Loss& loss) { context.End(loss.own_error ? 1 : kRankLost, loss.words); };
   std::thread training_thread([&] {
     trained = server->Run();
+    // Whoever waits for a dead rank may know it before the parent does.
+    if (const auto loss = trained.code() == StatusCode::kUnavailable ? ranks.LostWithin(1) : std::nullopt) return end_of_ranks(*loss);
     context.End(trained.ok() ? 0 : trained.code() == StatusCode::kCancelled ? kStoppedEarly : 1, trained.message());
   });
+  const std::jthread watch([&](const std::stop_token& stop) {
+    while (!stop.stop_requested() && !context.ending()) {
+      if (const auto loss = ranks.Lost()) end_of_ranks(*loss);
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  });
   int code = context.WaitForEnd();
+  if (context.ending() && code == kRankLost) {
+    // As good as killed, at once: what this process still computes is of no use, and what must outlive it is on disk.
+    ReportFailure(context.run_dir, "trainer", context.reason());
+    _exit(code);
+  }
   server->RequestStop();
   training_thread.join();
   server->Stop();
@@ -407,6 +455,7 @@ Result<int> Serve(const std::string& role, int index, RoleContext& context) {
   if (role == "rollout") return ServeRollout(context, index);
   if (role == "gateway") return ServeGateway(context);
   if (role == "trainer") return ServeTrainer(context);
+  if (role == "rank") return ServeRank(context);
   return ServeAgents(context);
 }
 
@@ -416,16 +465,13 @@ int ServeRole(const std::string& role, const std::string& run_dir, int index) {
   const sigset_t set = RoleContext::Signals();
   sigprocmask(SIG_BLOCK, &set, nullptr);
   signal(SIGPIPE, SIG_IGN);
-  const std::string name = role == "rollout" ? "rollout-" + std::to_string(index) : role;
+  const std::string name = role == "rollout" || role == "rank" ? role + "-" + std::to_string(index) : role;
   log::Init(name);
   auto context = RoleContext::Load(run_dir);
   Result<int> code = context.ok() ? Serve(role, index, **context) : Result<int>(context.status());
   const std::string reason = !code.ok() ? code.status().message() : context.ok() ? (*context)->reason() : "";
   const int exit_code = code.ok() ? *code : 1;
-  if (exit_code == 1) {
-    log::Error("failed", {{"reason", reason}});
-    if (Status s = WriteFile(run_dir + "/logs/" + name + ".error", reason + "\n"); !s.ok()) log::Error("reason not written", {{"error", s.ToString()}});
-  }
+  if (exit_code == 1) ReportFailure(run_dir, name, reason);
   return exit_code;
 }
 

@@ -179,7 +179,9 @@ struct Supervisor::Impl {
     ++restarts;
     watcher.view().restarts = restarts;
     WriteState("running");  // a supervisor that is killed next has counted it
-    Note(fmt::format("{} {}; restarting it", child.spec.name, ended.ToString()));
+    // A trainer that lost a rank has said which.
+    auto why = ReadFile(run.File("logs/" + child.spec.name + ".error"), 1 << 16);
+    Note(fmt::format("{} {}; restarting it", child.spec.name, why.ok() ? "ended: " + std::string(Trim(*why)) : ended.ToString()));
   }
 
   void ReapAll() {

@@ -93,7 +93,8 @@ Status Server::Run() {
                       .evaluator = state_->options.evaluator,
                       .sft_source = state_->options.sft_source,
                       .probe = state_->options.probe,
-                      .stopped = state_->stopped});
+                      .stopped = state_->stopped,
+                      .ranks = state_->options.ranks});
 }
 
 void Server::RequestStop() {

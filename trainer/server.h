@@ -24,6 +24,7 @@ struct ServerOptions {
   Evaluator evaluator;           // see loop.h; may be empty without evaluations
   SftSource sft_source;          // may be empty without SFT
   ProbeSource probe;             // see loop.h; may be empty
+  RankLinks* ranks = nullptr;    // see loop.h; outlives the server
 };
 
 // Create, Start, Run (blocks until training is over), Stop from any thread. Metrics are served by Role.Snapshot from Start on.

@@ -57,6 +57,31 @@ TEST_P(KillRole, TheJobGoesOn) {
 INSTANTIATE_TEST_SUITE_P(Roles, KillRole, testing::Values("pool", "sandbox", "rollout", "gateway", "trainer", "agents"),
                          [](const auto& given) { return std::string(given.param); });
 
+// A rank of the trainer that is killed must not be waited for: it is named within seconds, and the trainer begins again with all of them.
+TEST(Crash, AKilledRankIsNamedAndTheJobGoesOn) {
+  JobProcess job("rank");
+  std::vector<std::string> arguments = kArguments;
+  arguments.insert(arguments.end(), {"--set", "trainer.ranks=3"});
+  job.Start(arguments);
+  ASSERT_TRUE(job.WaitSteps(2, 120));
+  const std::vector<pid_t> ranks = job.RolePids("rank");
+  ASSERT_EQ(ranks.size(), 2u);
+  EXPECT_EQ(Trim(*ReadFile("/proc/" + std::to_string(ranks[1]) + "/comm")), "temper-rank") << "what ps and pgrep say";
+  const std::string line = *ReadFile("/proc/" + std::to_string(ranks[1]) + "/cmdline");
+  const char index = line[line.size() - 2];
+  kill(ranks[1], SIGKILL);
+  const std::string words = std::string("trainer rank ") + index + " was killed by signal 9; restarting it";
+  int tenths = 0;
+  while (tenths < 50 && job.Output().find(words) == std::string::npos) {
+    usleep(100000);
+    ++tenths;
+  }
+  EXPECT_LT(tenths, 50) << job.Output();
+  ASSERT_EQ(job.Wait(180), 0);
+  ExpectGoodEnd(job);
+  EXPECT_EQ(*JsonRef(job.Summary()).IntOr("restarts", 0), 1);
+}
+
 // Roles killed during the warm-up and the first evaluation have little state to come back to: it must be enough.
 TEST(Crash, RolesKilledEarly) {
   JobProcess job("early");

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "common/json.h"
 
 namespace temper::job {
@@ -118,6 +120,27 @@ TEST(Plan, CountsTheModelsBesideThePolicy) {
   EXPECT_NE(text.find("reference    the weights of version 0, "), std::string::npos) << text;
   EXPECT_NE(text.find("teacher      models/big, "), std::string::npos) << text;
   EXPECT_EQ(PrintPlan(*job, without).find("teacher"), std::string::npos);
+}
+
+// Ranks could take memory that no plan has counted, or be more than have anything to do.
+TEST(Plan, CountsTheRanksOfTheTrainer) {
+  Job job = MakeJob();
+  const Plan one = MakePlan(job, Model(), kMachine).value();
+  job.trainer.ranks = 3;
+  const Plan three = MakePlan(job, Model(), kMachine).value();
+  ASSERT_EQ(three.processes.size(), one.processes.size() + 2);
+  std::map<std::string, int64_t> bytes;
+  for (const PlannedProcess& process : three.processes) bytes[process.name] = process.memory_bytes;
+  // Weights in their compute form, a gradient, activations; not the fp32 weights, both moments and the versions that are served.
+  EXPECT_GE(bytes["rank-1"], three.weight_bytes + 4 * three.parameters + three.trainer_memory_bytes);
+  EXPECT_EQ(bytes["rank-2"], bytes["trainer"] - 12 * three.parameters - 2 * three.weight_bytes);
+  EXPECT_EQ(three.memory_bytes, one.memory_bytes + 2 * bytes["rank-1"]);
+  const std::string text = PrintPlan(job, three);
+  for (const char* said : {"  ranks        3 trainer processes, each with a part of every batch; ", " in each rank of the trainer (trainer.memory)", "    rank-2 "}) {
+    EXPECT_NE(text.find(said), std::string::npos) << said << "\n" << text;
+  }
+  EXPECT_EQ(PrintPlan(MakeJob(), one).find("ranks"), std::string::npos);
+  EXPECT_EQ(ParseJson(PlanToJson(job, three))->at("ranks").as_int64(), 3);
 }
 
 // What cannot run must be refused before anything starts.
