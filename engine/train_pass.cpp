@@ -229,7 +229,7 @@ TreePlan PlanTree(const TreeBatch& tree, int tile_tokens, int chunk_rows) {
   return out;
 }
 
-// Head rows, the kept set each is a softmax over, and the children whose log-probability it gives.
+// Head rows, the kept set each is a softmax over, and the items (children and targets beside them) whose log-probability it gives.
 struct Heads {
   std::vector<HeadRow> rows;
   std::vector<int32_t> kept;  // TreeBatch::kept_index
@@ -238,17 +238,21 @@ struct Heads {
 };
 
 Heads HeadOf(const TreeBatch& tree, std::span<const uint8_t> wanted) {
-  const int n = tree.size();
+  const int n = tree.size(), items = tree.items();
   std::vector<int32_t> begin(n + 1, 0), children;
-  const auto is_wanted = [&](int v) { return tree.parent[v] >= 0 && (wanted.empty() || wanted[v]); };
-  for (int v = 0; v < n; ++v) {
-    if (is_wanted(v)) ++begin[tree.parent[v] + 1];
+  // The node from whose logits the item is read; -1: none is.
+  const auto source = [&](int item) {
+    const int v = tree.node_of(item);
+    return wanted.empty() || wanted[v] ? tree.parent[v] : -1;
+  };
+  for (int i = 0; i < items; ++i) {
+    if (source(i) >= 0) ++begin[source(i) + 1];
   }
   for (int i = 0; i < n; ++i) begin[i + 1] += begin[i];
   children.resize(begin[n]);
   std::vector<int32_t> at(begin.begin(), begin.end() - 1);
-  for (int v = 0; v < n; ++v) {
-    if (is_wanted(v)) children[at[tree.parent[v]]++] = v;
+  for (int i = 0; i < items; ++i) {
+    if (source(i) >= 0) children[at[source(i)]++] = i;
   }
   // One head row per node and transform: children drawn at another temperature, or among others, are of another distribution.
   Heads out;
@@ -257,15 +261,12 @@ Heads HeadOf(const TreeBatch& tree, std::span<const uint8_t> wanted) {
   for (int u = 0; u < n; ++u) {
     rest.assign(children.begin() + begin[u], children.begin() + begin[u + 1]);
     while (!rest.empty()) {
-      const float t = tree.inv_temperature[rest[0]];
-      const int32_t kept = tree.kept_index(rest[0]);
+      const float t = tree.inv_temperature[tree.node_of(rest[0])];
+      const int32_t kept = tree.kept_index(tree.node_of(rest[0]));
       later.clear();
-      for (int v : rest) {
-        if (tree.inv_temperature[v] == t && tree.kept_index(v) == kept) {
-          out.child.push_back(v);
-        } else {
-          later.push_back(v);
-        }
+      for (int i : rest) {
+        const int v = tree.node_of(i);
+        (tree.inv_temperature[v] == t && tree.kept_index(v) == kept ? out.child : later).push_back(i);
       }
       out.rows.push_back({u, t});
       out.kept.push_back(kept);
@@ -533,13 +534,21 @@ Result<std::span<const float>> TrainPass::Forward(const ComputeWeights& weights,
     const Status kept = CheckKept(tree.kept_set(tree.kept_index(i)), c.vocab, tree.token[i]);
     if (!kept.ok()) return kept.WithContext(fmt::format("node {}", i));
   }
+  for (size_t i = 0; i < tree.targets.size(); ++i) {
+    const auto [node, token] = tree.targets[i];
+    if (node < 0 || node >= n || tree.parent[node] < 0) return InvalidArgument(fmt::format("target {}: node {} was not drawn", i, node));
+    if (token < 0 || token >= c.vocab) return InvalidArgument(fmt::format("target {}: token {} is outside the vocabulary of {}", i, token, c.vocab));
+    if (tree.kept_index(node) < 0) continue;
+    const Status kept = CheckKept(tree.kept_set(tree.kept_index(node)), c.vocab, token);
+    if (!kept.ok()) return kept.WithContext(fmt::format("target {}", i));
+  }
   s.weights = &weights;
   s.tree = &tree;
   s.tree_plan = PlanTree(tree, TileTokens(c), options.chunk_nodes);
   s.PreparePages(c, weights.profile());
   s.MakeHeadRows(options.wanted);
   s.recompute = options.recompute;
-  s.logprobs.assign(n, kNan);
+  s.logprobs.assign(tree.items(), kNan);
   s.log_sum_exp.assign(s.head.rows.size(), 0);
   const bool one = s.tree_plan.chunks.size() == 1;
   s.logits_kept = options.keep && one && s.head.rows.size() * c.vocab * sizeof(float) <= kKeepLogitsBytes;
@@ -561,7 +570,9 @@ void TrainPass::State::Score(const ForwardOptions& options, float* kept_logits) 
     i += chunk->head_begin;
     if (head.kept[i] >= 0) log_sum_exp[i] = RowLogSumExp(engine, KeptLogits(tree->kept_set(head.kept[i]), row).values);
     for (int j = head.child_begin[i]; j < head.child_begin[i + 1]; ++j) {
-      logprobs[head.child[j]] = row[tree->token[head.child[j]]] - log_sum_exp[i];
+      const int item = head.child[j];
+      logprobs[item] = row[tree->token_of(item)] - log_sum_exp[i];
+      if (options.on_draw && item < tree->size()) options.on_draw(item, row, log_sum_exp[i]);
     }
   });
   if (!options.on_row) return;
@@ -588,7 +599,7 @@ std::vector<float> TrainPass::KeysValues(int node) const {
 void TrainPass::Backward(std::span<const float> coef, Gradients& grads) {
   State& s = *state_;
   TEMPER_CHECK(s.ready) << "Backward needs a Forward with keep, and one Forward each";
-  TEMPER_CHECK(static_cast<int>(coef.size()) == s.tree->size()) << coef.size() << " coefficients";
+  TEMPER_CHECK(static_cast<int>(coef.size()) == s.tree->items()) << coef.size() << " coefficients";
   TEMPER_CHECK(grads.flat().size() == static_cast<size_t>(grads.tensors().back().offset + grads.tensors().back().size));
   s.ready = false;
   FlushDenormals mode;
@@ -710,7 +721,7 @@ void TrainPass::State::BackwardHead(std::span<const float> coef, Gradients& grad
           ops.softmax_scaled(row, log_sum_exp[i], -(total * t), s.vocab);
         }
         for (int j = head.child_begin[i]; j < head.child_begin[i + 1]; ++j) {
-          row[tree->token[head.child[j]]] += coef[head.child[j]] * t;
+          row[tree->token_of(head.child[j])] += coef[head.child[j]] * t;
         }
         if (cap != 0) ops.soft_cap_backward(row, capped, 1.0f / (cap * t), s.vocab);
         ops.round(row, s.vocab, vocab_depth, dlogits + static_cast<size_t>(r) * vocab_depth * e);

@@ -2,7 +2,7 @@
 // engine knows of a loss (docs/design.md 2). The forward is that of PagedForward to the bit.
 //
 //   TrainPass pass(engine);
-//   ASSIGN_OR_RETURN(auto logprobs, pass.Forward(weights, tree));   // span, one per node, NaN at roots
+//   ASSIGN_OR_RETURN(auto logprobs, pass.Forward(weights, tree));   // span, one per node (and target), NaN at roots
 //   … losses → coef …
 //   pass.Backward(coef, grads);                                     // grads += dJ/dθ, Hugging Face names
 #pragma once
@@ -23,8 +23,8 @@
 namespace temper::engine {
 
 struct ForwardOptions {
-  // One flag per node: only these log-probabilities are computed, the others are NaN and their coef is ignored (prompts and
-  // tool output need none). Empty: all. Does not change the numbers of those computed.
+  // One flag per node: only these log-probabilities (and those of their targets) are computed, the others are NaN and their coef is ignored
+  // (prompts and tool output need none). Empty: all. Does not change the numbers of those computed.
   std::span<const uint8_t> wanted;
   bool keep = true;  // false: logprobs only, nothing is kept for a backward pass
   // Keep only the input of every layer; Backward computes each layer again. The same bits, for about a third more time and a fraction
@@ -38,6 +38,9 @@ struct ForwardOptions {
   // `row_inv_temperature` (NaN: the node's own 1/T) and their log-sum-exp: the distribution of the token after it.
   std::function<void(int node, const float* logits, float log_sum_exp)> on_row;
   float row_inv_temperature = 1;
+  // When set, called once for every node whose log-probability is computed, in the same way, with what it is read from: its parent's logits
+  // times its own 1/T, and their log-sum-exp over its kept tokens.
+  std::function<void(int node, const float* logits, float log_sum_exp)> on_draw;
 };
 
 // One calling thread at a time. Buffers grow to the largest batch and are reused.
@@ -46,9 +49,10 @@ class TrainPass {
   explicit TrainPass(Engine& engine);  // must outlive it
   ~TrainPass();
 
-  // Log-probability of every node's token given its path, at the node's own 1/T and among its kept tokens; NaN at roots. The span
-  // is valid until the next Forward. `weights` and `tree` must stay until Backward is done. InvalidArgument: a token outside the vocabulary, a
-  // path longer than max_positions, an empty tree, a kept set that is none or lacks the token.
+  // Log-probability of every node's token given its path, at the node's own 1/T and among its kept tokens; NaN at roots; then those of the
+  // targets (TreeBatch::items). The span is valid until the next Forward. `weights` and `tree` must stay until Backward is done.
+  // InvalidArgument: a token outside the vocabulary, a path longer than max_positions, an empty tree, a kept set that is none or lacks the
+  // token, a target of a root.
   Result<std::span<const float>> Forward(const ComputeWeights& weights, const TreeBatch& tree,
                                          const ForwardOptions& options = {});
   // Of the last Forward (with chunks: of its last chunk): the last residual of every node, fp32 [nodes][width] ...
@@ -56,8 +60,7 @@ class TrainPass {
   // ... and a node's keys and values (KvPool::Read).
   std::vector<float> KeysValues(int node) const;
   // Adds the gradient to `grads` (of the same config): through the kept logits alone, the set itself being constant. coef: one per
-  // node, those of roots are ignored. Deterministic: the
-  // same bits for any thread count and kernel path. Call at most once per Forward.
+  // item, those of roots are ignored. Deterministic: the same bits for any thread count and kernel path. Call at most once per Forward.
   void Backward(std::span<const float> coef, Gradients& grads);
 
   // Bytes of activations, pages and scratch held now.

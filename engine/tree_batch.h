@@ -24,9 +24,21 @@ struct TreeBatch {
   // Which tokens its draw was from, as an index into `kept_sets` (engine/kept_set.h); -1: all. Empty: -1 everywhere.
   std::vector<int32_t> kept;
   std::vector<std::string> kept_sets;
+  // Further tokens whose log-probability is asked for where that of `node` is: from the same logits, at the same 1/T, among the same
+  // kept tokens. Each counts as a leaf beside `node` that is not computed itself. By their index behind the nodes: logprobs and
+  // coefficients of a batch have items() entries.
+  struct Target {
+    int32_t node;  // no root
+    int32_t token;
+  };
+  std::vector<Target> targets;
   int64_t logical_tokens = 0;  // what the same data counts as separate rows: sum of the lengths of what was added
 
   int size() const { return static_cast<int>(token.size()); }
+  int items() const { return size() + static_cast<int>(targets.size()); }
+  // The node whose draw an item belongs to, and its token.
+  int32_t node_of(int item) const { return item < size() ? item : targets[item - size()].node; }
+  int32_t token_of(int item) const { return item < size() ? token[item] : targets[item - size()].token; }
   int32_t kept_index(int node) const { return kept.empty() ? -1 : kept[node]; }
   // The bytes of an index that kept_index gave; none for -1.
   std::string_view kept_set(int32_t index) const { return index < 0 ? std::string_view() : kept_sets[index]; }
