@@ -280,24 +280,24 @@ void AddAlgorithmEntries(Config& config, const trainer::ParsedAlgorithm& parsed,
   config.Add(std::move(entry));
 }
 
+// Messages begin with the key's path ("algorithm.loss.kind: …"), which gives the place in the file.
+void FailAlgorithm(Config& config, const Status& status) {
+  const std::string& message = status.message();
+  const size_t colon = message.find(": ");
+  const bool has_path = message.rfind("algorithm", 0) == 0 && colon != std::string::npos && message.substr(0, colon).find(' ') == std::string::npos;
+  if (has_path) config.Fail(message.substr(0, colon), message.substr(colon + 2));
+  else config.Fail("algorithm", message);
+}
+
 void ReadAlgorithm(Config& config, ConfigBlock root, Job* job) {
   root.Require("algorithm", "the objective, for example algorithm: {recipe: grpo}");
   const ConfigNode* node = root.Raw("algorithm");
   if (!node) return;
   auto value = ParseJson(node->ToJson());
   if (!value.ok()) return root.Fail("algorithm", value.status().message());
-  // Messages begin with the key's path ("algorithm.loss.kind: …"), which gives the place in the file.
-  auto fail = [&](const Status& status) {
-    const std::string& message = status.message();
-    const size_t colon = message.find(": ");
-    const bool has_path = message.rfind("algorithm", 0) == 0 && colon != std::string::npos && message.substr(0, colon).find(' ') == std::string::npos;
-    if (has_path) config.Fail(message.substr(0, colon), message.substr(colon + 2));
-    else config.Fail("algorithm", message);
-  };
   auto parsed = trainer::ParseAlgorithm(*value);
-  if (!parsed.ok()) return fail(parsed.status());
+  if (!parsed.ok()) return FailAlgorithm(config, parsed.status());
   job->algorithm = *parsed;
-  if (Status s = trainer::CheckAlgorithmForRun(parsed->algorithm, job->pool.S); !s.ok()) return fail(s);
   if (auto expanded = ParseJson(parsed->expanded); expanded.ok()) AddAlgorithmEntries(config, *parsed, *expanded, "");
 }
 
@@ -419,6 +419,7 @@ void ReadTrainer(ConfigBlock root, Job* job) {
   }
   out.ranks = block.Int("ranks", 1, {.min = 1, .max = 64});
   out.minibatches = block.Int("minibatches", 1, {.min = 1, .max = 1e6});
+  out.epochs = block.Int("epochs", 1, {.min = 1, .max = 1e6});
   out.memory_bytes = block.SizeOrAuto("memory", {.min = 1 << 20});
   out.tree = block.Choice("tree", "on", {"on", "off"}) == "on";
   if (out.tree) {
@@ -485,19 +486,20 @@ void CrossCheck(Config& config, Job* job) {
     config.Fail("pool.window.size", std::to_string(*job->pool.window.size) + " is wider than the " + std::to_string(slots) +
                 " groups that can be in flight ((staleness + 1) * groups_per_step, or slots)");
   }
-  const int64_t parts = job->trainer.minibatches, optimizer_steps = job->trainer.steps * parts;
+  if (job->algorithm.algorithm.loss.kind) {
+    const Status runs = trainer::CheckAlgorithmForRun(job->algorithm.algorithm, job->pool.S, job->trainer.optimizer_steps());
+    if (!runs.ok()) FailAlgorithm(config, runs);
+  }
+  const int64_t parts = job->trainer.minibatches, optimizer_steps = job->trainer.steps * job->trainer.optimizer_steps();
   if (job->pool.P % parts != 0) {
     config.Fail("trainer.minibatches", std::to_string(parts) + " parts of one size cannot be made of " + std::to_string(job->pool.P) + " groups (pool.groups_per_step)");
   }
   if (const int64_t rollouts = job->pool.P * job->pool.G / parts; job->trainer.ranks > rollouts) {
     config.Fail("trainer.ranks", "an optimizer step of " + std::to_string(rollouts) + " rollouts keeps no more ranks than that busy");
   }
-  if (parts > 1 && job->algorithm.algorithm.off_policy.decoupled) {
-    config.Fail("trainer.minibatches", std::string("several optimizer steps on a batch with algorithm.off_policy.mode: decoupled, whose logp_old is that of the "
-                "weights before the first of them, ") + kNotBuilt);
-  }
   const std::string length = std::to_string(optimizer_steps) + " optimizer steps: trainer.steps is " + std::to_string(job->trainer.steps) +
-                             (parts > 1 ? ", trainer.minibatches " + std::to_string(parts) : "") + ")";
+                             (parts > 1 ? ", trainer.minibatches " + std::to_string(parts) : "") +
+                             (job->trainer.epochs > 1 ? ", trainer.epochs " + std::to_string(job->trainer.epochs) : "") + ")";
   if (job->optimizer.warmup_steps > optimizer_steps) config.Fail("optimizer.warmup_steps", "longer than the job (" + length);
   if (const trainer::LossKind* kind = job->algorithm.algorithm.loss.kind; kind && kind->pairs && (job->pool.G != 2 || job->pool.extra != 0)) {
     config.Fail("pool.group_size", std::string("loss kind ") + kind->name + " takes pairs: 2, without pool.extra");

@@ -111,7 +111,9 @@ struct Job {
     bool tree = true;
     bool prove_tree = true;
     int64_t ranks = 1;        // processes that compute a batch together
-    int64_t minibatches = 1;  // optimizer steps on each batch
+    int64_t minibatches = 1;  // optimizer steps on each batch in one epoch
+    int64_t epochs = 1;       // so often is each batch gone through
+    int64_t optimizer_steps() const { return minibatches * epochs; }  // on each batch
     int64_t prove_every = 0;  // 0 = on the first step alone
     int64_t checkpoint_every = 0;
     int64_t keep = 0;

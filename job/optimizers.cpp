@@ -11,7 +11,7 @@ trainer::AdamWOptions MakeOptimizer(const Job& job) {
   options.weight_decay = job.optimizer.weight_decay;
   options.clip_norm = job.optimizer.clip_norm;
   options.warmup_steps = job.optimizer.warmup_steps;
-  options.total_steps = job.trainer.steps * job.trainer.minibatches;
+  options.total_steps = job.trainer.steps * job.trainer.optimizer_steps();
   options.decay_steps = job.optimizer.decay_steps;
   options.schedule = job.optimizer.schedule == "linear"   ? trainer::Schedule::kLinear
                      : job.optimizer.schedule == "cosine" ? trainer::Schedule::kCosine

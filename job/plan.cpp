@@ -145,14 +145,17 @@ std::string PrintPlan(const Job& job, const Plan& plan) {
                         width(source.window), never_above(source.bound));
   }
   std::string rule = "counted in updates, and an update counts once every worker serves its weights: those on their way add nothing; ";
-  if (job.trainer.minibatches == 1) {
+  const int64_t steps = job.trainer.optimizer_steps();
+  if (steps == 1) {
     rule += "one optimizer step an update";
   } else {
-    rule += fmt::format("{} optimizer steps an update", job.trainer.minibatches);
+    rule += fmt::format("{} optimizer steps an update", steps);
+    if (job.trainer.epochs > 1) rule += fmt::format(" ({} epochs of {})", job.trainer.epochs, job.trainer.minibatches);
     if (plan.bound) {
-      rule += fmt::format(", so that a token is at most {0}·{1} + {2} = {3} optimizer steps old", job.trainer.minibatches, *plan.bound,
-                          job.trainer.minibatches - 1, datapool::BoundInOptimizerSteps(*plan.bound, job.trainer.minibatches));
+      rule += fmt::format(", so that a token is at most {0}·{1} + {2} = {3} optimizer steps old", steps, *plan.bound, steps - 1,
+                          datapool::BoundInOptimizerSteps(*plan.bound, steps));
     }
+    rule += job.algorithm.algorithm.off_policy.decoupled ? "; logp_old stays that of the weights before the first of them" : "";
   }
   if (job.pool.max_leases > 1) rule += fmt::format("; {} batches out at once are within the bound", job.pool.max_leases);
   line("staleness", rule);
@@ -201,8 +204,8 @@ std::string PlanToJson(const Job& job, const Plan& plan) {
   for (const PlannedSource& source : plan.sources) widest = widest && source.window ? std::optional(std::max(*widest, *source.window)) : std::nullopt;
   number("W", widest);
   number("bound", plan.bound);
-  if (job.trainer.minibatches > 1 && plan.bound) {
-    w.Key("bound_optimizer_steps").Int(datapool::BoundInOptimizerSteps(*plan.bound, job.trainer.minibatches));
+  if (job.trainer.optimizer_steps() > 1 && plan.bound) {
+    w.Key("bound_optimizer_steps").Int(datapool::BoundInOptimizerSteps(*plan.bound, job.trainer.optimizer_steps()));
   }
   if (plan.sources.size() > 1) {
     w.Key("sources").BeginArray();

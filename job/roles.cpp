@@ -266,8 +266,9 @@ Result<int> ServeTrainer(RoleContext& context) {
   training.keep = static_cast<int>(job.trainer.keep);
   training.keep_best = job.trainer.keep_best;
   training.minibatches = job.trainer.minibatches;
+  training.epochs = job.trainer.epochs;
   training.max_leases = job.pool.max_leases;
-  if (const auto bound = datapool::Plan(job.pool).bound) training.staleness_bound_steps = datapool::BoundInOptimizerSteps(*bound, job.trainer.minibatches);
+  if (const auto bound = datapool::Plan(job.pool).bound) training.staleness_bound_steps = datapool::BoundInOptimizerSteps(*bound, job.trainer.optimizer_steps());
   training.skip_limit = job.optimizer.skip_limit;
   training.memory_bytes = context.trainer_memory_bytes;
   training.tree = job.trainer.tree;

@@ -786,7 +786,7 @@ Result<ParsedAlgorithm> ParseAlgorithm(const json::value& block, const std::stri
   return parsed;
 }
 
-Status CheckAlgorithmForRun(const Algorithm& a, int64_t staleness, const std::string& root) {
+Status CheckAlgorithmForRun(const Algorithm& a, int64_t staleness, int64_t optimizer_steps, const std::string& root) {
   auto later = [&](const char* path, const std::string& why) {
     return Unimplemented(fmt::format("{}.{}: {}; `temper train loss` computes it", root, path, why));
   };
@@ -798,10 +798,12 @@ Status CheckAlgorithmForRun(const Algorithm& a, int64_t staleness, const std::st
     return later("reward.process_coef", "a job's verifier gives no rewards of turns yet, so this setting would have no effect");
   }
   const bool weighted = a.off_policy.weight != OffPolicyWeight::kNone;
-  if (!a.loss.kind->reads_old && a.loss.kind->reads_advantages && !weighted && staleness > 0) {
-    return InvalidArgument(fmt::format(
-        "{}.loss.kind: {} has no importance ratio, and staleness {} makes it differ from 1; use cispo or ppo_clip, an off_policy.weight, or "
-        "staleness 0", root, a.loss.kind->name, staleness));
+  // (A weight says how far the batch's first weights are from those that drew, not how far later steps are from the first.)
+  if (!a.loss.kind->reads_old && a.loss.kind->reads_advantages && ((!weighted && staleness > 0) || optimizer_steps > 1)) {
+    const bool several = optimizer_steps > 1;
+    const std::string why = several ? fmt::format("{} optimizer steps on a batch make", optimizer_steps) : fmt::format("staleness {} makes", staleness);
+    return InvalidArgument(fmt::format("{}.loss.kind: {} has no importance ratio, and {} it differ from 1; use cispo or ppo_clip, {}", root, a.loss.kind->name, why,
+                                       several ? "or one step" : "an off_policy.weight, or staleness 0"));
   }
   return Status::Ok();
 }

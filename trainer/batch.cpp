@@ -252,7 +252,8 @@ std::vector<LossGroup> LossGroups(const Batch& batch, bool decoupled, const Othe
       for (const SampledToken& token : batch.samples[g][i]) {
         r.mask.push_back(token.trainable);
         r.logp_new.push_back(logprob_of(token));
-        r.logp_old.push_back(decoupled ? r.logp_new.back() : token.logprob);
+        const bool first = others.old.empty();
+        r.logp_old.push_back(!decoupled ? token.logprob : first ? r.logp_new.back() : others.old[token.chunk][token.node]);
         if (decoupled) r.logp_rollout.push_back(token.logprob);
         if (!others.reference.empty()) r.logp_ref.push_back(others.reference[token.chunk][token.node]);
         if (!others.teacher.empty()) r.logp_teacher.push_back(others.teacher[token.chunk][token.node]);

@@ -78,13 +78,14 @@ Status PutInOrder(std::vector<Group>& groups);
 // group or rollout twice.
 Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options);
 
-// Logprobs of the batch by the models beside the policy, [chunk][node]; empty where the settings read none.
+// Logprobs of the batch by the models beside the policy, [chunk][node]; empty where the settings read none. `old`: by the policy as it was
+// before the first optimizer step on the batch; empty where the step is the first.
 struct OtherLogprobs {
-  std::span<const std::vector<float>> reference, teacher;
+  std::span<const std::vector<float>> reference, teacher, old = {};
 };
 
 // The input of ComputeLoss: one entry per sampled token. `logprobs[chunk][node]`. `decoupled` (off_policy.mode): logp_rollout is the
-// recorded logprob and logp_old the one given, since a batch is trained in one step; else logp_old is the recorded one.
+// recorded logprob and logp_old that of `others.old`, or the one given in the first step; else logp_old is the recorded one.
 std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::vector<float>> logprobs, bool decoupled = false,
                                       const OtherLogprobs& others = {});
 

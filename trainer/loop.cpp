@@ -495,10 +495,20 @@ class Loop {
 
     ASSIGN_OR_RETURN(std::vector<Group> groups, Parse(lease, report));
     if (options_.permute_rewards) PermuteRewards(options_.seed, groups);
-    std::vector<std::vector<Group>> parts = Parts(std::move(groups));
-    std::vector<LossGroup> trained;  // of all parts, each as it was scored
-    for (size_t part = 0; part < parts.size(); ++part) RETURN_IF_ERROR(TrainPart(std::move(parts[part]), static_cast<int64_t>(part), lap, report, trained));
-    if (parts.size() > 1) {
+    std::vector<Part> parts;
+    for (std::vector<Group>& dealt : Deal(std::move(groups))) {
+      ASSIGN_OR_RETURN(Part part, Prepare(std::move(dealt), /*first=*/parts.empty()));
+      report.tree_tokens += part.batch.tree_tokens;
+      report.logical_tokens += part.batch.logical_tokens;
+      parts.push_back(std::move(part));
+    }
+    report.forward_s += lap();
+    std::vector<LossGroup> trained;  // of all parts, each as it was scored when it was trained last
+    for (int64_t index = 0; index < options_.optimizer_steps(); ++index) {
+      Part& part = parts[static_cast<size_t>(index) % parts.size()];
+      RETURN_IF_ERROR(TrainPart(part, index, lap, report, trained));
+    }
+    if (options_.optimizer_steps() > 1) {
       const LossResult whole = ComputeLoss(algorithm(), trained);
       report.loss = whole.loss;
       report.loss_metrics = whole.metrics;
@@ -532,48 +542,63 @@ class Loop {
   }
 
   // In canonical order, dealt out like cards: groups of one source, or admitted together, do not all come into one part.
-  std::vector<std::vector<Group>> Parts(std::vector<Group> groups) const {
+  std::vector<std::vector<Group>> Deal(std::vector<Group> groups) const {
     std::sort(groups.begin(), groups.end(), [](const Group& a, const Group& b) { return a.group < b.group; });
     std::vector<std::vector<Group>> parts(static_cast<size_t>(options_.minibatches));
     for (size_t i = 0; i < groups.size(); ++i) parts[i % parts.size()].push_back(std::move(groups[i]));
     return parts;
   }
 
-  // One optimizer step on some groups of the batch of version state_.step; `part` were taken since that version was published.
-  Status TrainPart(std::vector<Group> groups, int64_t part, const std::function<double()>& lap, StepReport& report, std::vector<LossGroup>& trained) {
-    for (const Group& group : groups) {
-      const int64_t age = (state_.step - group.version_admitted) * options_.minibatches + part;
+  // What one optimizer step is taken on, and what of it does not change while the batch is gone through.
+  struct Part {
+    Batch batch;
+    BatchOptions layout;
+    std::vector<std::vector<float>> reference, teacher;  // [chunk][node], where the algorithm reads them
+    std::vector<std::vector<float>> old;  // by the weights before the batch's first step, where logp_old is theirs; that step fills in its own
+  };
+
+  // `first`: the part of the batch's first step, which scores it with those weights anyway.
+  Result<Part> Prepare(std::vector<Group> groups, bool first) {
+    Part part;
+    part.layout = Layout();
+    ASSIGN_OR_RETURN(part.batch, BuildRankedBatch(std::move(groups), part.layout, ranks_.size()));
+    part.layout.silent = SilentGroups(algorithm(), part.batch);
+    if (std::count(part.layout.silent.begin(), part.layout.silent.end(), 1) > 0) {
+      ASSIGN_OR_RETURN(part.batch, BuildRankedBatch(std::move(part.batch.groups), part.layout, ranks_.size()));
+    }
+    // Models that do not change have the whole part scored first: advantages may read them.
+    if (!reference_.empty()) {
+      ASSIGN_OR_RETURN(part.reference, ranks_.Score(RankModel::kReference, part.batch));
+    }
+    if (!teacher_.empty()) {
+      ASSIGN_OR_RETURN(part.teacher, ranks_.Score(RankModel::kTeacher, part.batch));
+    }
+    if (algorithm().off_policy.decoupled && !first) {
+      ASSIGN_OR_RETURN(part.old, ranks_.Score(RankModel::kPolicy, part.batch));
+    }
+    return part;
+  }
+
+  // One optimizer step on a part of the batch of version state_.step; `index` were taken since that version was published.
+  Status TrainPart(Part& part, int64_t index, const std::function<double()>& lap, StepReport& report, std::vector<LossGroup>& trained) {
+    const Batch& batch = part.batch;
+    const BatchOptions& layout = part.layout;
+    for (const Group& group : batch.groups) {
+      const int64_t age = (state_.step - group.version_admitted) * options_.optimizer_steps() + index;
       report.staleness_steps_max = std::max(report.staleness_steps_max, age);
       if (options_.staleness_bound_steps && age > *options_.staleness_bound_steps) {
         return Internal(fmt::format("group {} of step {} would be trained {} optimizer steps stale; the bound is {}", group.group, report.step, age,
                                     *options_.staleness_bound_steps));
       }
     }
-    if (part > 0) RETURN_IF_ERROR(PackWeights());
-    BatchOptions layout = Layout();
-    ASSIGN_OR_RETURN(Batch batch, BuildRankedBatch(std::move(groups), layout, ranks_.size()));
-    layout.silent = SilentGroups(algorithm(), batch);
-    const bool any_silent = std::count(layout.silent.begin(), layout.silent.end(), 1) > 0;
-    if (any_silent) {
-      ASSIGN_OR_RETURN(batch, BuildRankedBatch(std::move(batch.groups), layout, ranks_.size()));
-    }
-    report.tree_tokens += batch.tree_tokens;
-    report.logical_tokens += batch.logical_tokens;
+    if (index > 0) RETURN_IF_ERROR(PackWeights());
 
     // A token's coefficient comes from the logprobs of its own rollout, which lies in one chunk; advantages and denominators know of
     // none. So a chunk can be scored, checked and differentiated before the next one takes its memory. Losses that look at the whole
     // batch have all of it scored first.
     std::vector<std::vector<float>> logprobs;
     for (const BatchChunk& chunk : batch.chunks) logprobs.emplace_back(static_cast<size_t>(chunk.tree.size()), 0.0f);
-    // Models that do not change have the whole batch scored first: advantages may read them.
-    std::vector<std::vector<float>> reference, teacher;
-    if (!reference_.empty()) {
-      ASSIGN_OR_RETURN(reference, ranks_.Score(RankModel::kReference, batch));
-    }
-    if (!teacher_.empty()) {
-      ASSIGN_OR_RETURN(teacher, ranks_.Score(RankModel::kTeacher, batch));
-    }
-    auto loss_groups = [&] { return MakeLossGroups(batch, logprobs, algorithm().off_policy.decoupled, {reference, teacher}); };
+    auto loss_groups = [&] { return MakeLossGroups(batch, logprobs, algorithm().off_policy.decoupled, {part.reference, part.teacher, part.old}); };
     auto loss_of = [&] { return ComputeLoss(algorithm(), loss_groups()); };
     grads_.SetZero();
     if (algorithm().NeedsWholeBatch() && batch.chunks.size() > 1) {
@@ -606,20 +631,22 @@ class Loop {
     }
     report.loss = loss.loss;
     report.loss_metrics = loss.metrics;
-    if (options_.minibatches > 1) {
+    if (index == 0 && algorithm().off_policy.decoupled) part.old = logprobs;
+    if (options_.optimizer_steps() > 1 && index >= options_.optimizer_steps() - options_.minibatches) {
       std::vector<LossGroup> scored = loss_groups();
       std::move(scored.begin(), scored.end(), std::back_inserter(trained));
     }
 
-    // Behind the first part the weights are those of no version.
-    if (part == 0) RETURN_IF_ERROR(CheckAgreement(batch, logprobs, report));
+    // Behind the first step the weights are those of no version.
+    if (index == 0) RETURN_IF_ERROR(CheckAgreement(batch, logprobs, report));
     std::string skipped;
     if (!std::isfinite(loss.loss)) skipped = fmt::format("the loss is not finite at step {}", report.step);
     // A step that cannot be taken proves nothing.
-    const bool due = part == 0 && skipped.empty() && (!proved_ || (options_.prove_every > 0 && report.step % options_.prove_every == 0));
+    const bool due = index == 0 && skipped.empty() && (!proved_ || (options_.prove_every > 0 && report.step % options_.prove_every == 0));
     if (options_.prove_tree && options_.tree && due) RETURN_IF_ERROR(Prove(batch, loss, layout));
     lap();
 
+    RETURN_IF_ERROR(Faults::Get().Hit("trainer.before_optimizer_step"));
     if (loss.metrics.tokens > 0 && skipped.empty()) {
       Result<AdamW::Report> taken = state_.optimizer.Step(doors_.engine, options_.optimizer, grads_, state_.params);
       if (taken.ok()) {

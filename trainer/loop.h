@@ -48,6 +48,8 @@ struct TrainerOptions {
   // Optimizer steps on each batch: its groups in so many parts, one after the other; recorded logprobs stay those of the draw, and weights
   // are published once, after the last. Divides the groups of a batch.
   int64_t minibatches = 1;
+  int64_t epochs = 1;            // so often is each batch gone through, part after part
+  int64_t optimizer_steps() const { return minibatches * epochs; }  // on each batch
   int64_t max_leases = 1;        // batches out at once: above 1 the next ones are asked for before this one is trained
   // No token is trained staler than this, in optimizer steps; nothing = not looked at. A batch that is ends the job.
   std::optional<int64_t> staleness_bound_steps;

@@ -182,8 +182,9 @@ TEST(Job, MistakesAreRefused) {
   EXPECT_NE(ErrorOf({"pool.window={size: 2, fraction: 0.5}"}).find("give one"), std::string::npos);
   EXPECT_NE(ErrorOf({"trainer={tree: off, prove_tree: first_step}"}).find("no effect"), std::string::npos);
   EXPECT_NE(ErrorOf({"trainer.minibatches=3"}).find("cannot be made of 16 groups"), std::string::npos);
-  EXPECT_NE(ErrorOf({"trainer.minibatches=2", "algorithm={recipe: grpo, off_policy: {mode: decoupled, weight: token, weight_max: 2}}"}).find("trainer.minibatches: several"),
-            std::string::npos) << ErrorOf({"trainer.minibatches=2", "algorithm={recipe: grpo, off_policy: {mode: decoupled, weight: token, weight_max: 2}}"});
+  EXPECT_EQ(ErrorOf({"trainer.minibatches=2", "algorithm={recipe: grpo, off_policy: {mode: decoupled, weight: token, weight_max: 2}}"}), "");
+  EXPECT_NE(ErrorOf({"trainer.epochs=2", "pool.staleness=0", "algorithm={recipe: reinforce, advantage: {baseline: group_mean}}"}).find("algorithm.loss.kind: reinforce has no importance ratio, and 2 optimizer steps"),
+            std::string::npos) << ErrorOf({"trainer.epochs=2", "pool.staleness=0", "algorithm={recipe: reinforce, advantage: {baseline: group_mean}}"});
   EXPECT_NE(ErrorOf({"trainer.ranks=33", "trainer.minibatches=4"}).find("an optimizer step of 32 rollouts keeps no more ranks than that busy"), std::string::npos);
   EXPECT_EQ(ErrorOf({"trainer.ranks=32", "trainer.minibatches=4"}), "");
   EXPECT_EQ(ErrorOf({"trainer.minibatches=2", "pool.max_leases=2", "optimizer.warmup_steps=200"}), "");

@@ -98,6 +98,12 @@ TEST(Plan, SaysWhatTheStalenessIsCountedIn) {
   says(served + "4 optimizer steps an update, so that a token is at most 4·2 + 3 = 11 optimizer steps old; 2 batches out at once are within the bound");
   EXPECT_EQ(PrintJson(ParseJson(PlanToJson(job, MakePlan(job, Model(), kMachine).value()))->at("pool")),
             R"({"P":16,"S":1,"B":32,"W":9,"bound":2,"bound_optimizer_steps":11})");
+  job.pool.max_leases = 1;
+  job.trainer.minibatches = 2;
+  job.trainer.epochs = 3;
+  job.algorithm.algorithm.off_policy.decoupled = true;
+  says(served + "6 optimizer steps an update (3 epochs of 2), so that a token is at most 6·2 + 5 = 17 optimizer steps old; "
+                "logp_old stays that of the weights before the first of them");
 }
 
 // A second model could take memory that no plan has counted.

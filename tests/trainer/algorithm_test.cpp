@@ -263,6 +263,9 @@ TEST(Algorithm, ReinforceNeedsStalenessZeroInARun) {
   EXPECT_FALSE(CheckAlgorithmForRun(p.algorithm, 1).ok());
   const ParsedAlgorithm weighted = Parse(R"({"recipe":"reinforce","off_policy":{"mode":"decoupled","weight":"token"}})").value();
   EXPECT_TRUE(CheckAlgorithmForRun(weighted.algorithm, 1).ok());
+  EXPECT_FALSE(CheckAlgorithmForRun(weighted.algorithm, 1, 2).ok()) << "the weight knows nothing of later steps";
+  EXPECT_NE(CheckAlgorithmForRun(p.algorithm, 0, 2).message().find("2 optimizer steps on a batch make it differ from 1"), std::string::npos);
+  EXPECT_TRUE(CheckAlgorithmForRun(Parse(R"({"recipe":"sft"})").value().algorithm, 0, 2).ok());
 }
 
 }  // namespace

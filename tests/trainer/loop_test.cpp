@@ -167,6 +167,122 @@ TEST_P(LoopTest, MinibatchesAreOptimizerStepsOfTheirOwn) {
   EXPECT_NE(refused.message().find("group 2 of step 1 would be trained 2 optimizer steps stale; the bound is 1"), std::string::npos) << refused.message();
 }
 
+// A batch that is gone through again could be trained as another one would: with ratios to other weights, other moments, another schedule.
+TEST_P(LoopTest, EpochsAreTheSameBatchAgain) {
+  World twice(GetParam());
+  TrainerOptions options = Options(Scratch("epochs"), GetParam());
+  options.steps = 1;
+  options.epochs = 3;
+  options.staleness_bound_steps = 2;
+  const Status status = twice.Run(options);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(twice.sink.published, (std::vector<int64_t>{0, 1}));
+
+  World again(GetParam());
+  again.pool.repeat = true;
+  TrainerOptions single = Options(Scratch("again"), GetParam());
+  single.steps = 3;
+  single.checkpoint_every = 3;
+  const Status trained = again.Run(single);
+  ASSERT_TRUE(trained.ok()) << trained.ToString();
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    EXPECT_EQ(Bytes(options.run_dir + "/checkpoints/1/" + file), Bytes(single.run_dir + "/checkpoints/3/" + file)) << file;
+  }
+  EXPECT_EQ(LoadNewestCheckpoint(options.run_dir)->optimizer.steps(), 3);
+  const std::vector<json::value> one = Lines(options.run_dir + "/metrics.jsonl"), three = Lines(single.run_dir + "/metrics.jsonl");
+  ASSERT_EQ(one.size(), 1u);
+  for (const char* once : {"tokens_trained", "sequences", "logical_tokens", "tree_tokens", "rollouts", "on_policy_tokens"}) {
+    EXPECT_EQ(one[0].at(once), three[0].at(once)) << once << ": each token counts once";
+  }
+  // Loss and metrics are those of the last time.
+  for (const char* last : {"loss", "mismatch_k3", "clip_fraction_high"}) EXPECT_EQ(one[0].at(last), three[2].at(last)) << last;
+  EXPECT_EQ(one[0].at("staleness_steps_max").as_int64(), 2);
+}
+
+// What several optimizer steps on decoupled batches must come to, from the formulas: the policy before a batch's first step is logp_old of
+// all of them, what was recorded is logp_rollout.
+engine::Parameters DecoupledByHand(engine::Engine& engine, const Algorithm& algorithm, const TrainerOptions& options,
+                                   const std::vector<std::vector<Group>>& batches) {
+  engine::Parameters params = engine::InitParameters(Tiny(), 3);
+  AdamW optimizer(Tiny());
+  engine::TrainPass pass(engine);
+  for (const std::vector<Group>& groups : batches) {
+    const auto parts = static_cast<size_t>(options.minibatches);
+    std::vector<std::vector<Group>> dealt(parts);
+    for (size_t g = 0; g < groups.size(); ++g) dealt[g % parts].push_back(groups[g]);
+    std::vector<std::vector<std::vector<double>>> old(parts);  // [part][rollout of it][token]
+    for (int64_t step = 0; step < options.minibatches * options.epochs; ++step) {
+      const auto weights = engine::ComputeWeights::FromParameters(params, options.profile);
+      engine::Gradients grads(Tiny());
+      for (size_t p = 0; p < parts; ++p) {
+        if (step > 0 && p != static_cast<size_t>(step) % parts) continue;
+        const Batch batch = BuildBatch(dealt[p], {.max_chunk_nodes = int64_t{1} << 20}).value();
+        const auto logprobs = pass.Forward(weights, batch.chunks[0].tree).value();
+        std::vector<LossGroup> loss_groups;
+        size_t rollout = 0;
+        for (size_t g = 0; g < batch.groups.size(); ++g) {
+          LossGroup& group = loss_groups.emplace_back();
+          for (size_t i = 0; i < batch.groups[g].rollouts.size(); ++i, ++rollout) {
+            LossRollout& r = group.rollouts.emplace_back();
+            r.reward = batch.groups[g].rollouts[i].reward;
+            for (const SampledToken& token : batch.samples[g][i]) {
+              r.mask.push_back(1);
+              r.logp_new.push_back(logprobs[static_cast<size_t>(token.node)]);
+              r.logp_rollout.push_back(token.logprob);
+            }
+            if (step == 0) old[p].push_back(r.logp_new);
+            r.logp_old = old[p][rollout];
+          }
+        }
+        if (p != static_cast<size_t>(step) % parts) continue;
+        pass.Backward(NodeCoefficients(batch, ComputeLoss(algorithm, loss_groups).coef)[0], grads);
+      }
+      EXPECT_TRUE(optimizer.Step(engine, options.optimizer, grads, params).ok());
+    }
+  }
+  return params;
+}
+
+// logp_old could be recomputed at each step (every ratio 1 again), be the recorded one, or be another after a crash between two steps.
+TEST_P(LoopTest, DecoupledBatchesKeepTheirOldPolicy) {
+  World world(GetParam());
+  world.pool.repeat = true;  // from the second batch on the workers' policy is another than the batch's first
+  TrainerOptions options = Options(Scratch("decoupled"), GetParam());
+  options.algorithm = ParseAlgorithm(ParseJson(R"({"recipe":"grpo","off_policy":{"mode":"decoupled","weight":"token","weight_max":1.5},
+      "loss":{"clip_low":0.05,"clip_high":0.05}})").value()).value();
+  options.steps = 3;
+  options.minibatches = 3;
+  options.epochs = 2;
+  options.checkpoint_every = 1;
+  const Status status = world.Run(options);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  std::vector<Group> groups = GroupsOf(world.store.at(0));
+  std::sort(groups.begin(), groups.end(), [](const Group& a, const Group& b) { return a.group < b.group; });
+  const engine::Parameters expected = DecoupledByHand(*world.engine, options.algorithm.algorithm, options, {groups, groups, groups});
+  const Checkpoint last = LoadNewestCheckpoint(options.run_dir).value();
+  ASSERT_EQ(last.optimizer.steps(), 18);
+  const std::span<const float> got = last.params.flat(), wanted = expected.flat();
+  EXPECT_TRUE(std::equal(got.begin(), got.end(), wanted.begin(), wanted.end()));
+  const std::vector<json::value> lines = Lines(options.run_dir + "/metrics.jsonl");
+  EXPECT_EQ(lines[0].at("mismatch_k3").to_number<double>(), 0) << "the first batch was drawn by the policy that is its logp_old";
+  EXPECT_GT(lines[2].at("mismatch_k3").to_number<double>(), 1e-6);
+  EXPECT_GT(lines[0].at("clip_fraction_low").to_number<double>() + lines[0].at("clip_fraction_high").to_number<double>(), 0) << "every ratio was 1";
+
+  // A death between two optimizer steps of a batch: it begins again with the batch's first weights.
+  World cut(GetParam());
+  cut.store = world.store;
+  cut.pool.repeat = true;
+  TrainerOptions again = options;
+  again.run_dir = Scratch("decoupled_cut");
+  Faults::Get().Arm("trainer.before_optimizer_step", "fail", 10);
+  EXPECT_FALSE(cut.Run(again).ok());
+  EXPECT_EQ(LoadNewestCheckpoint(again.run_dir)->step, 1);
+  ASSERT_TRUE(cut.Run(again).ok());
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    EXPECT_EQ(Bytes(options.run_dir + "/checkpoints/3/" + file), Bytes(again.run_dir + "/checkpoints/3/" + file)) << file;
+  }
+}
+
 // The next batch could be asked for only when this one is trained, or one behind the last step be taken from groups that nobody trains.
 TEST(Loop, AsksForTheNextBatchesWhileItTrains) {
   for (const auto& [leases, order] : std::map<int64_t, std::string>{{1, "lulululu"}, {2, "llululuu"}, {3, "llluluuu"}}) {

@@ -64,6 +64,18 @@ TEST(Collective, AddsUpInOneOrderAndHandsOut) {
   }
 }
 
+// The end of a stream could be waited at for ever: nothing comes, and nothing says so.
+TEST(Link, APeerThatIsGoneIsNamed) {
+  std::pair<Fd, Fd> ends = StreamPair();
+  Link link = LinkTo(7, std::move(ends.first));
+  ends.second.Reset();
+  float value = 0;
+  for (const Status& status : {link.Wait(), link.Receive(std::as_writable_bytes(std::span(&value, 1))), link.Send(std::as_bytes(std::span(&value, 1)))}) {
+    EXPECT_EQ(status.code(), StatusCode::kUnavailable);
+    EXPECT_EQ(status.message(), "trainer rank 7: it is gone");
+  }
+}
+
 std::vector<Group> SomeGroups(int groups, int rollouts) {
   std::vector<Group> out;
   Rng rng(11);
