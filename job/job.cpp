@@ -391,11 +391,16 @@ void ReadOtherModels(ConfigBlock& block, Job* job) {
   } else {
     block.Refuse("reference", "has no effect: only algorithm.kl and the loss kinds dpo and ipo compare with a reference");
   }
-  if (algorithm.ReadsTeacher()) {
+  if (algorithm.HasTeacher()) {
     block.Require("teacher", "a model with the policy's tokens, whose logprobs algorithm.distillation reads");
     job->trainer.teacher = block.String("teacher", "");
   } else {
     block.Refuse("teacher", "has no effect: only algorithm.distillation reads a teacher");
+  }
+  if (algorithm.ReadsTeacherTop()) {
+    job->trainer.teacher_top = static_cast<int>(block.Int("teacher_top", 16, {.min = 1, .max = 1024}));
+  } else {
+    block.Refuse("teacher_top", "has no effect: only the kind topk_forward_kl of algorithm.distillation compares with likeliest tokens");
   }
 }
 

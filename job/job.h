@@ -121,6 +121,7 @@ struct Job {
     bool permute_rewards = false;
     std::string reference;  // a model that a KL or a preference loss compares with; empty = the weights of version 0
     std::string teacher;    // a model to distil from; empty where the algorithm has none
+    int teacher_top = 0;    // of how many of its likeliest tokens; 0 where it does not ask for them
   } trainer;
 
   struct Rollout {

@@ -260,6 +260,7 @@ Result<int> ServeTrainer(RoleContext& context) {
   training.algorithm = job.algorithm;
   training.reference = job.trainer.reference;
   training.teacher = job.trainer.teacher;
+  training.teacher_top = job.trainer.teacher_top;
   training.optimizer = MakeOptimizer(job);
   training.steps = job.trainer.steps;
   training.checkpoint_every = job.trainer.checkpoint_every;

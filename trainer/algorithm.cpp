@@ -790,9 +790,6 @@ Status CheckAlgorithmForRun(const Algorithm& a, int64_t staleness, int64_t optim
   auto later = [&](const char* path, const std::string& why) {
     return Unimplemented(fmt::format("{}.{}: {}; `temper train loss` computes it", root, path, why));
   };
-  if (a.ReadsTeacherTop()) {
-    return later("distillation.kind", "a job cannot run topk_forward_kl yet: it needs the teacher's likeliest tokens; policy_gradient runs");
-  }
   if (a.ReadsValues()) return later("advantage.credit", "a job cannot run gae yet: it needs the values of a critic");
   if (a.reward.process_coef != 1) {
     return later("reward.process_coef", "a job's verifier gives no rewards of turns yet, so this setting would have no effect");

@@ -102,6 +102,7 @@ struct Algorithm {
   bool ReadsReference() const { return kl.where != KlWhere::kNone || loss.kind->pairs; }
   bool ReadsTeacher() const { return distillation.kind == DistillationKind::kPolicyGradient; }
   bool ReadsTeacherTop() const { return distillation.kind == DistillationKind::kTopkForwardKl; }
+  bool HasTeacher() const { return distillation.kind != DistillationKind::kNone; }
   bool ReadsValues() const { return TakesTaskAdvantage() && advantage.credit == Credit::kGae; }
   // Whether tokens of a rollout may have different advantages.
   bool AdvantagesDifferByToken() const { return advantage.credit != Credit::kRollout || ReadsTeacher(); }

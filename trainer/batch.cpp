@@ -157,6 +157,15 @@ Status PutInOrder(std::vector<Group>& groups) {
   return Status::Ok();
 }
 
+void Compare(BatchChunk& chunk, LikelyTokens likely) {
+  chunk.tree.targets.clear();
+  for (int32_t v = 0; v < chunk.tree.size(); ++v) {
+    for (int32_t t = likely.begin[v]; t < likely.begin[v + 1]; ++t) chunk.tree.targets.push_back({v, likely.token[t]});
+  }
+  chunk.target_begin = std::move(likely.begin);
+  chunk.target_teacher = std::move(likely.logprob);
+}
+
 Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options) {
   RETURN_IF_ERROR(PutInOrder(groups));
   Batch batch;
@@ -239,8 +248,10 @@ Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options)
 
 namespace {
 
-template <class LogprobOf>
-std::vector<LossGroup> LossGroups(const Batch& batch, bool decoupled, const OtherLogprobs& others, const LogprobOf& logprob_of) {
+// `logprob_of` a sampled token; `item_logprob` of a chunk's item, read for targets alone.
+template <class LogprobOf, class ItemLogprob>
+std::vector<LossGroup> LossGroups(const Batch& batch, bool decoupled, const OtherLogprobs& others, const LogprobOf& logprob_of,
+                                  const ItemLogprob& item_logprob) {
   std::vector<LossGroup> out(batch.groups.size());
   for (size_t g = 0; g < batch.groups.size(); ++g) {
     for (size_t i = 0; i < batch.groups[g].rollouts.size(); ++i) {
@@ -256,6 +267,12 @@ std::vector<LossGroup> LossGroups(const Batch& batch, bool decoupled, const Othe
         r.logp_old.push_back(!decoupled ? token.logprob : first ? r.logp_new.back() : others.old[token.chunk][token.node]);
         if (decoupled) r.logp_rollout.push_back(token.logprob);
         if (!others.reference.empty()) r.logp_ref.push_back(others.reference[token.chunk][token.node]);
+        if (const BatchChunk& chunk = batch.chunks[token.chunk]; !chunk.target_begin.empty()) {
+          std::vector<TopToken>& top = r.teacher_top.emplace_back();
+          for (int32_t t = chunk.target_begin[token.node]; t < chunk.target_begin[token.node + 1]; ++t) {
+            top.push_back({.logp_teacher = chunk.target_teacher[t], .logp_new = item_logprob(token.chunk, chunk.tree.size() + t)});
+          }
+        }
         if (!others.teacher.empty()) r.logp_teacher.push_back(others.teacher[token.chunk][token.node]);
         r.turn.push_back(token.turn);
         r.segment.push_back(token.segment);
@@ -269,20 +286,29 @@ std::vector<LossGroup> LossGroups(const Batch& batch, bool decoupled, const Othe
 
 std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::vector<float>> logprobs, bool decoupled,
                                       const OtherLogprobs& others) {
-  return LossGroups(batch, decoupled, others, [&](const SampledToken& token) { return logprobs[token.chunk][token.node]; });
+  return LossGroups(batch, decoupled, others, [&](const SampledToken& token) { return logprobs[token.chunk][token.node]; },
+                    [&](int32_t chunk, int32_t item) { return logprobs[chunk][item]; });
 }
 
 std::vector<LossGroup> RecordedLossGroups(const Batch& batch, bool decoupled) {
-  return LossGroups(batch, decoupled, {}, [](const SampledToken& token) { return token.logprob; });
+  return LossGroups(batch, decoupled, {}, [](const SampledToken& token) { return token.logprob; }, [](int32_t, int32_t) { return 0.0f; });
 }
 
-std::vector<std::vector<float>> NodeCoefficients(const Batch& batch, const std::vector<std::vector<std::vector<double>>>& coef) {
+std::vector<std::vector<float>> ItemCoefficients(const Batch& batch, const std::vector<std::vector<std::vector<double>>>& coef,
+                                                 const std::vector<std::vector<std::vector<std::vector<double>>>>& coef_top) {
   std::vector<std::vector<double>> sums;
-  for (const BatchChunk& chunk : batch.chunks) sums.emplace_back(static_cast<size_t>(chunk.tree.size()), 0.0);
+  for (const BatchChunk& chunk : batch.chunks) sums.emplace_back(static_cast<size_t>(chunk.tree.items()), 0.0);
   for (size_t g = 0; g < batch.samples.size(); ++g) {
     for (size_t i = 0; i < batch.samples[g].size(); ++i) {
       const std::vector<SampledToken>& samples = batch.samples[g][i];
-      for (size_t k = 0; k < samples.size(); ++k) sums[samples[k].chunk][samples[k].node] += coef[g][i][k];
+      for (size_t k = 0; k < samples.size(); ++k) {
+        std::vector<double>& sum = sums[samples[k].chunk];
+        sum[samples[k].node] += coef[g][i][k];
+        if (coef_top.empty()) continue;
+        const BatchChunk& chunk = batch.chunks[samples[k].chunk];
+        const std::vector<double>& top = coef_top[g][i][k];  // none for a token that is not trained
+        for (size_t t = 0; t < top.size(); ++t) sum[chunk.tree.size() + chunk.target_begin[samples[k].node] + t] += top[t];
+      }
     }
   }
   std::vector<std::vector<float>> out;

@@ -38,7 +38,20 @@ struct BatchChunk {
   int chunk_nodes = 0;          // how it is computed where memory does not hold all of it: engine::ForwardOptions of these names
   bool recompute = false;
   int rank = 0;                 // where it is computed (trainer/ranks.h)
+  // Where tree.targets are set (Compare): those of a node v are [target_begin[v], target_begin[v + 1]), with the teacher's logprobs.
+  std::vector<int32_t> target_begin;
+  std::vector<float> target_teacher;
 };
+
+// Per node of a chunk that is wanted: a model's likeliest tokens where the node was drawn, likeliest first, the lower id among equals.
+struct LikelyTokens {
+  std::vector<int32_t> begin;  // nodes + 1
+  std::vector<int32_t> token;
+  std::vector<float> logprob;  // at the node's own 1/T and among its kept tokens
+};
+
+// They become the targets of the chunk: what the policy is scored on and pulled towards besides its own draws.
+void Compare(BatchChunk& chunk, LikelyTokens likely);
 
 // How to score a chunk: sampled tokens only. `keep`: a backward pass follows; never for a silent chunk.
 inline engine::ForwardOptions Wanting(const BatchChunk& chunk, bool keep = true) {
@@ -58,7 +71,7 @@ struct Batch {
   int64_t tree_tokens = 0;     // nodes after merging
 };
 
-// Logprobs under `weights` of every sampled token of every chunk, by node; for no backward pass.
+// Logprobs under `weights` of every sampled token of every chunk, by item; for no backward pass.
 Result<std::vector<std::vector<float>>> ScoreBatch(engine::TrainPass& pass, const engine::ComputeWeights& weights, const Batch& batch);
 
 struct BatchOptions {
@@ -84,16 +97,18 @@ struct OtherLogprobs {
   std::span<const std::vector<float>> reference, teacher, old = {};
 };
 
-// The input of ComputeLoss: one entry per sampled token. `logprobs[chunk][node]`. `decoupled` (off_policy.mode): logp_rollout is the
-// recorded logprob and logp_old that of `others.old`, or the one given in the first step; else logp_old is the recorded one.
+// The input of ComputeLoss: one entry per sampled token. `logprobs[chunk][item]` (TreeBatch::items). `decoupled` (off_policy.mode):
+// logp_rollout is the recorded logprob and logp_old that of `others.old`, or the one given in the first step; else logp_old is the recorded one.
 std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::vector<float>> logprobs, bool decoupled = false,
                                       const OtherLogprobs& others = {});
 
 // As if every logprob were the recorded one: what the rewards alone say of advantages.
 std::vector<LossGroup> RecordedLossGroups(const Batch& batch, bool decoupled = false);
 
-// The coefficient of each node of each chunk: the sum over the sampled tokens that lie on it. Sums in double, in canonical order.
-std::vector<std::vector<float>> NodeCoefficients(const Batch& batch, const std::vector<std::vector<std::vector<double>>>& coef);
+// The coefficient of each item of each chunk: the sum over the sampled tokens that lie on its node. Sums in double, in canonical order.
+// `coef_top`: LossResult's, empty without targets.
+std::vector<std::vector<float>> ItemCoefficients(const Batch& batch, const std::vector<std::vector<std::vector<double>>>& coef,
+                                                 const std::vector<std::vector<std::vector<std::vector<double>>>>& coef_top = {});
 
 // Rewards exchanged among the rollouts of each group by a permutation drawn from (seed, group): the control whose policy must not
 // learn.

@@ -36,4 +36,7 @@ class FrozenModel {
 Status CheckFrozenModel(const std::string& model, const engine::ModelConfig& config, const text::TextFiles& text,
                         const engine::ModelConfig& policy, const text::TextFiles& policy_text);
 
+// What a model finds likeliest where the wanted nodes of a chunk were drawn: `count` tokens each, fewer where fewer were kept.
+Result<LikelyTokens> Likeliest(engine::TrainPass& pass, const engine::ComputeWeights& weights, const BatchChunk& chunk, int count);
+
 }  // namespace temper::trainer

@@ -283,7 +283,7 @@ class Loop {
       reference_ = std::move(*loaded);
       RETURN_IF_ERROR(ranks_.Load(RankModel::kReference, reference_.weights()));
     }
-    if (algorithm().ReadsTeacher()) {
+    if (algorithm().HasTeacher()) {
       Result<FrozenModel> loaded = FrozenModel::Load(options_.teacher, policy, text_, options_.profile);
       if (!loaded.ok()) return loaded.status().WithContext("trainer.teacher");
       teacher_ = std::move(*loaded);
@@ -570,9 +570,10 @@ class Loop {
     if (!reference_.empty()) {
       ASSIGN_OR_RETURN(part.reference, ranks_.Score(RankModel::kReference, part.batch));
     }
-    if (!teacher_.empty()) {
+    if (algorithm().ReadsTeacher()) {
       ASSIGN_OR_RETURN(part.teacher, ranks_.Score(RankModel::kTeacher, part.batch));
     }
+    if (algorithm().ReadsTeacherTop()) RETURN_IF_ERROR(AskTeacher(part.batch));
     if (algorithm().off_policy.decoupled && !first) {
       ASSIGN_OR_RETURN(part.old, ranks_.Score(RankModel::kPolicy, part.batch));
     }
@@ -597,7 +598,7 @@ class Loop {
     // none. So a chunk can be scored, checked and differentiated before the next one takes its memory. Losses that look at the whole
     // batch have all of it scored first.
     std::vector<std::vector<float>> logprobs;
-    for (const BatchChunk& chunk : batch.chunks) logprobs.emplace_back(static_cast<size_t>(chunk.tree.size()), 0.0f);
+    for (const BatchChunk& chunk : batch.chunks) logprobs.emplace_back(static_cast<size_t>(chunk.tree.items()), 0.0f);
     auto loss_groups = [&] { return MakeLossGroups(batch, logprobs, algorithm().off_policy.decoupled, {part.reference, part.teacher, part.old}); };
     auto loss_of = [&] { return ComputeLoss(algorithm(), loss_groups()); };
     grads_.SetZero();
@@ -616,7 +617,8 @@ class Loop {
         const std::lock_guard lock(mutex);
         logprobs[c] = std::move(row);
         if (chunk.silent) return Status::Ok();
-        coef = std::move(NodeCoefficients(batch, loss_of().coef)[c]);
+        const LossResult so_far = loss_of();
+        coef = std::move(ItemCoefficients(batch, so_far.coef, so_far.coef_top)[c]);
       }
       RETURN_IF_ERROR(ranks_.Backward(chunk, coef, grads_));
       if (timed) report.backward_s += lap();
@@ -670,6 +672,15 @@ class Loop {
     }
     report.optimizer_s += lap();
     return Status::Ok();
+  }
+
+  // The teacher's likeliest tokens at every draw become targets of the batch.
+  Status AskTeacher(Batch& batch) {
+    return ranks_.ForEach(batch, [&](size_t c) -> Status {
+      ASSIGN_OR_RETURN(LikelyTokens likely, ranks_.Likeliest(RankModel::kTeacher, batch.chunks[c], options_.teacher_top));
+      Compare(batch.chunks[c], std::move(likely));
+      return Status::Ok();
+    });
   }
 
   // The trainer against the workers: on what the batch holds of this version, else on a rollout that does.

@@ -40,6 +40,7 @@ struct TrainerOptions {
   // Models beside the policy, as MODEL of the command line; read where the algorithm reads their logprobs.
   std::string reference;  // empty = the weights of version 0
   std::string teacher;    // to be given
+  int teacher_top = 0;    // how many of the teacher's likeliest tokens are compared with, where the algorithm reads them
   AdamWOptions optimizer;
   int64_t steps = 0;             // optimizer steps of the job
   int64_t checkpoint_every = 10;  // and always after the last

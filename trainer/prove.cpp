@@ -37,7 +37,7 @@ Result<Scored> Score(engine::TrainPass& pass, const engine::ComputeWeights& weig
   ASSIGN_OR_RETURN(out.batch, BuildBatch(std::move(groups), options));
   // A proof that fails must stop the job.
   if (options.merge && !Faults::Get().Hit("trainer.change_tout").ok()) Misplace(out.batch.chunks[0].tree);
-  const std::vector<std::vector<float>> nodes = NodeCoefficients(out.batch, coef);
+  const std::vector<std::vector<float>> nodes = ItemCoefficients(out.batch, coef);
   for (size_t c = 0; c < out.batch.chunks.size(); ++c) {
     const BatchChunk& chunk = out.batch.chunks[c];
     ASSIGN_OR_RETURN(const std::span<const float> logprobs, pass.Forward(weights, chunk.tree, Wanting(chunk)));

@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "engine/buffer.h"
+#include "trainer/frozen_model.h"
 #include "weightsync/manifest.h"
 
 namespace temper::trainer {
@@ -24,7 +25,8 @@ namespace {
 enum What : uint32_t {
   kLoad = 1,  // which model, its manifest; then a Broadcast
   kForward,   // which model, keep, a chunk; answered with its logprobs
-  kBackward,  // one coefficient a node; answered with nothing
+  kLikeliest,  // a count, which model, a chunk; answered with LikelyTokens
+  kBackward,  // one coefficient an item; answered with nothing
   kReduce,    // then a Reduce
   kAnswer,
   kFailed,  // why, in words
@@ -121,6 +123,7 @@ std::string PackChunk(RankModel model, const BatchChunk& chunk, bool keep) {
   w.PutAll(std::span<const float>(t.inv_temperature)).PutAll(std::span<const uint8_t>(chunk.wanted));
   w.Put<uint64_t>(t.kept_sets.size());
   for (const std::string& set : t.kept_sets) w.PutText(set);
+  w.PutAll(std::span<const engine::TreeBatch::Target>(t.targets));
   return w.Take();
 }
 
@@ -137,6 +140,7 @@ bool UnpackChunk(std::string_view bytes, RankModel* model, BatchChunk* chunk, bo
   chunk->wanted = r.GetAll<uint8_t>();
   const auto sets = r.Get<uint64_t>();
   for (uint64_t i = 0; i < sets && i < kMaxBytes && bytes.size() > i; ++i) t.kept_sets.push_back(r.GetText());
+  t.targets = r.GetAll<engine::TreeBatch::Target>();
   return r.Done() && *model <= RankModel::kTeacher;
 }
 
@@ -298,12 +302,29 @@ Result<std::vector<float>> Ranks::Forward(RankModel model, const BatchChunk& chu
     return std::vector<float>(row.begin(), row.end());
   }
   ASSIGN_OR_RETURN(const std::string answer, Ask(chunk.rank, kForward, PackChunk(model, chunk, keep)));
-  if (answer.size() != static_cast<size_t>(chunk.tree.size()) * sizeof(float)) {
-    return DataLoss(fmt::format("trainer rank {}: {} bytes of logprobs for {} nodes", chunk.rank, answer.size(), chunk.tree.size()));
+  if (answer.size() != static_cast<size_t>(chunk.tree.items()) * sizeof(float)) {
+    return DataLoss(fmt::format("trainer rank {}: {} bytes of logprobs for {} items", chunk.rank, answer.size(), chunk.tree.items()));
   }
-  std::vector<float> row(static_cast<size_t>(chunk.tree.size()));
+  std::vector<float> row(static_cast<size_t>(chunk.tree.items()));
   std::memcpy(row.data(), answer.data(), answer.size());
   return row;
+}
+
+Result<LikelyTokens> Ranks::Likeliest(RankModel model, const BatchChunk& chunk, int count) {
+  if (chunk.rank == 0) return trainer::Likeliest(pass_, weights_[static_cast<size_t>(model)], chunk, count);
+  Writer w;
+  const std::string packed = PackChunk(model, chunk, /*keep=*/false);
+  w.Put<int32_t>(count).PutText(packed);
+  ASSIGN_OR_RETURN(const std::string answer, Ask(chunk.rank, kLikeliest, w.Take()));
+  Reader r(answer);
+  LikelyTokens likely;
+  likely.begin = r.GetAll<int32_t>();
+  likely.token = r.GetAll<int32_t>();
+  likely.logprob = r.GetAll<float>();
+  const bool whole = r.Done() && likely.begin.size() == static_cast<size_t>(chunk.tree.size()) + 1 && likely.token.size() == likely.logprob.size() &&
+                     likely.begin.back() == static_cast<int32_t>(likely.token.size());
+  if (!whole) return DataLoss(fmt::format("trainer rank {}: a broken list of likeliest tokens", chunk.rank));
+  return likely;
 }
 
 Status Ranks::Backward(const BatchChunk& chunk, std::span<const float> coef, engine::Gradients& grads) {
@@ -350,9 +371,10 @@ class RankLoop {
         continue;
       }
       SetWorking(true);
-      Result<std::string> answer = packet.what == kForward    ? Forward(packet.payload)
-                                   : packet.what == kBackward ? Backward(packet.payload)
-                                                              : Result<std::string>(DataLoss(fmt::format("packet {}", packet.what)));
+      Result<std::string> answer = packet.what == kForward     ? Forward(packet.payload)
+                                   : packet.what == kLikeliest ? Likeliest(packet.payload)
+                                   : packet.what == kBackward  ? Backward(packet.payload)
+                                                               : Result<std::string>(DataLoss(fmt::format("packet {}", packet.what)));
       SetWorking(false);
       RETURN_IF_ERROR(SendPacket(control_, answer.ok() ? kAnswer : kFailed, answer.ok() ? *answer : answer.status().message()));
     }
@@ -397,10 +419,26 @@ class RankLoop {
     return std::string(reinterpret_cast<const char*>(row.data()), row.size_bytes());
   }
 
+  Result<std::string> Likeliest(std::string_view payload) {
+    Reader r(payload);
+    const auto count = r.Get<int32_t>();
+    const std::string packed = r.GetText();
+    RankModel model;
+    bool keep = false;
+    BatchChunk chunk;
+    if (!r.Done() || count < 1 || !UnpackChunk(packed, &model, &chunk, &keep)) return DataLoss("a broken packet");
+    const engine::ComputeWeights& weights = weights_[static_cast<size_t>(model)];
+    if (weights.empty()) return FailedPrecondition("the model was not loaded");
+    ASSIGN_OR_RETURN(const LikelyTokens likely, trainer::Likeliest(pass_, weights, chunk, count));
+    Writer w;
+    w.PutAll(std::span<const int32_t>(likely.begin)).PutAll(std::span<const int32_t>(likely.token)).PutAll(std::span<const float>(likely.logprob));
+    return w.Take();
+  }
+
   Result<std::string> Backward(std::string_view payload) {
     Reader r(payload);
     const std::vector<float> coef = r.GetAll<float>();
-    if (!r.Done() || coef.size() != static_cast<size_t>(chunk_.tree.size())) return DataLoss("a broken packet");
+    if (!r.Done() || coef.size() != static_cast<size_t>(chunk_.tree.items())) return DataLoss("a broken packet");
     pass_.Backward(coef, grads_);
     return std::string();
   }

@@ -55,12 +55,14 @@ class Ranks {
   // Calls `work` with the index of every chunk: those of one rank in order, ranks beside each other in threads of their own, rank 0's in the
   // caller's. After the first error no chunk is begun; the error of the lowest rank is returned.
   Status ForEach(const Batch& batch, const std::function<Status(size_t chunk)>& work);
-  // On the chunk's own rank: logprobs by node, and the gradient (added to that rank's own; `grads` are those of rank 0). A Backward belongs
+  // On the chunk's own rank: logprobs by item, and the gradient (added to that rank's own; `grads` are those of rank 0). A Backward belongs
   // to the Forward of the policy before it. From ForEach.
   Result<std::vector<float>> Forward(RankModel model, const BatchChunk& chunk, bool keep);
   Status Backward(const BatchChunk& chunk, std::span<const float> coef, engine::Gradients& grads);
   // `grads` become the sum over all ranks. Afterwards those of other ranks are zero.
   Status Reduce(engine::Gradients& grads);
+  // A model's likeliest tokens, on the chunk's own rank. From ForEach.
+  Result<LikelyTokens> Likeliest(RankModel model, const BatchChunk& chunk, int count);
   // As ScoreBatch, on all ranks.
   Result<std::vector<std::vector<float>>> Score(RankModel model, const Batch& batch);
 

@@ -108,6 +108,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"kimi", "{recipe: kimi}"}, Case{"sft", "{recipe: sft}"}, Case{"dpo", "{recipe: dpo}", "", 2}, Case{"ipo", "{recipe: ipo}", "", 2},
         Case{"opd", "{recipe: opd}", "  teacher: {run}/checkpoints/2\n"},
         Case{"opd_with_rewards", "{recipe: opd, distillation: {task_reward: true}, advantage: {baseline: group_mean}}", "  teacher: {run}/checkpoints/2\n"},
+        Case{"topk_forward_kl", "{loss: {kind: distill}, aggregation: {mode: token-mean}, distillation: {kind: topk_forward_kl}}",
+             "  teacher: {run}/checkpoints/2\n  teacher_top: 8\n"},
         Case{"kl_loss_k2", "{recipe: grpo, kl: {where: loss, estimator: k2, coef: 0.05}}"},
         Case{"kl_loss_k3", "{recipe: grpo, kl: {where: loss, estimator: k3, coef: 0.05}}"},
         Case{"kl_loss_k1_plus", "{recipe: grpo, kl: {where: loss, estimator: k1+, coef: 0.05}}"},

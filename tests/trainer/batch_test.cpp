@@ -114,7 +114,7 @@ TEST(Batch, OrderOfArrivalNeverEnters) {
 TEST(Batch, SharedNodesGetTheSumOfTheCoefficients) {
   for (bool merge : {true, false}) {
     const Batch batch = BuildBatch(TwoRollouts(), {.merge = merge}).value();
-    const auto nodes = NodeCoefficients(batch, {{{1, 2, 3}, {10, 20, 30, 40}}});
+    const auto nodes = ItemCoefficients(batch, {{{1, 2, 3}, {10, 20, 30, 40}}});
     EXPECT_EQ(nodes[0][batch.samples[0][0][0].node], merge ? 11 : 1);
     EXPECT_EQ(std::accumulate(nodes[0].begin(), nodes[0].end(), 0.0f), 106);
     for (size_t v = 0; v < nodes[0].size(); ++v) {

@@ -13,6 +13,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <thread>
 
 #include "common/faults.h"
@@ -235,7 +236,7 @@ engine::Parameters DecoupledByHand(engine::Engine& engine, const Algorithm& algo
           }
         }
         if (p != static_cast<size_t>(step) % parts) continue;
-        pass.Backward(NodeCoefficients(batch, ComputeLoss(algorithm, loss_groups).coef)[0], grads);
+        pass.Backward(ItemCoefficients(batch, ComputeLoss(algorithm, loss_groups).coef)[0], grads);
       }
       EXPECT_TRUE(optimizer.Step(engine, options.optimizer, grads, params).ok());
     }
@@ -450,7 +451,7 @@ TEST_P(LoopTest, SilentGroupsAreCheckedAndChangeNothing) {
   const LossResult loss = ComputeLoss(options.algorithm.algorithm, MakeLossGroups(batch, logprobs));
   EXPECT_EQ(loss.metrics.zero_signal_groups, 1);
   engine::Gradients grads(Tiny());
-  pass.Backward(NodeCoefficients(batch, loss.coef)[0], grads);
+  pass.Backward(ItemCoefficients(batch, loss.coef)[0], grads);
   engine::Parameters expected = start;
   AdamW optimizer(Tiny());
   ASSERT_TRUE(optimizer.Step(*mixed.engine, options.optimizer, grads, expected).ok());
@@ -530,7 +531,8 @@ TEST(Loop, EveryLossGivesTheSameStepWholeAndInChunks) {
         R"({"recipe":"dr_grpo","aggregation":{"length_norm":16},"off_policy":{"mode":"decoupled","weight":"sequence"}})",
         R"({"recipe":"minimax_01"})", R"({"recipe":"grpo","kl":{"where":"loss","coef":0.5}})",
         R"({"recipe":"grpo","kl":{"where":"reward","estimator":"k3","coef":0.5},"off_policy":{"mode":"decoupled","weight":"token"}})",
-        R"({"recipe":"reinforce_pp"})", R"({"recipe":"opd"})", R"({"recipe":"opd","distillation":{"student":"new"}})"}) {
+        R"({"recipe":"reinforce_pp"})", R"({"recipe":"opd"})", R"({"recipe":"opd","distillation":{"student":"new"}})",
+        R"({"recipe":"grpo","distillation":{"kind":"topk_forward_kl","task_reward":true}})"}) {
     std::vector<engine::Parameters> ends;
     for (const int64_t memory : {int64_t{256} << 20, int64_t{1}}) {
       World world(profile);
@@ -544,6 +546,7 @@ TEST(Loop, EveryLossGivesTheSameStepWholeAndInChunks) {
       options.optimizer.clip_norm = 0;
       options.optimizer.lr = 1;
       options.teacher = OtherModel(5);
+      options.teacher_top = 6;
       options.prove_tree = false;
       world.pool.repeat = true;
       const Status status = world.Run(options);
@@ -624,6 +627,69 @@ TEST_P(LoopTest, OtherModelsAreWhatTheJobNames) {
       EXPECT_GT(number(0, "kl_teacher"), 0) << c.block;
     }
   }
+}
+
+// The divergence could be from other tokens than the teacher's likeliest, from tokens that were cut, at another temperature or of another
+// draw; or nothing of it could reach the weights.
+TEST_P(LoopTest, TheTeachersLikeliestTokensAreWhatIsLearnt) {
+  constexpr int kTop = 24;
+  World world(GetParam());
+  world.pool.repeat = true;
+  TrainerOptions options = Options(Scratch("likeliest"), GetParam());
+  options.algorithm = ParseAlgorithm(ParseJson(R"({"loss":{"kind":"distill"},"aggregation":{"mode":"token-mean"},
+                                                  "distillation":{"kind":"topk_forward_kl"}})").value()).value();
+  options.teacher = OtherModel(5);
+  options.teacher_top = kTop;
+  options.steps = 12;
+  options.optimizer.lr = 5e-3;
+  const Status status = world.Run(options);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  const auto lines = Lines(options.run_dir + "/metrics.jsonl");
+  auto number = [&](size_t line, const char* name) { return JsonRef(lines.at(line)).Field(name).value().Double().value(); };
+
+  // The first step by hand: both models asked for every token that a draw could have been.
+  Batch batch = BuildBatch(GroupsOf(world.store[0]), {}).value();
+  engine::TreeBatch& tree = batch.chunks[0].tree;
+  std::vector<std::pair<int, int>> targets_of(static_cast<size_t>(tree.size()));
+  int few = 0;
+  for (int v = 0; v < tree.size(); ++v) {
+    targets_of[v].first = static_cast<int>(tree.targets.size());
+    if (batch.chunks[0].wanted[v]) {
+      std::vector<int32_t> ids;
+      const std::string_view kept = tree.kept_set(tree.kept_index(v));
+      ASSERT_TRUE(kept.empty() || engine::DecodeKept(kept, Tiny().vocab, &ids).ok());
+      for (int32_t id = 0; kept.empty() && id < Tiny().vocab; ++id) ids.push_back(id);
+      few += ids.size() < kTop;
+      for (int32_t id : ids) tree.targets.push_back({v, id});
+    }
+    targets_of[v].second = static_cast<int>(tree.targets.size());
+  }
+  EXPECT_GT(few, 0) << "no draw is from fewer tokens than are compared with";
+  engine::TrainPass pass(*world.engine);
+  auto score = [&](uint64_t seed) {
+    const auto row = pass.Forward(engine::ComputeWeights::FromParameters(engine::InitParameters(Tiny(), seed), GetParam()), tree).value();
+    return std::vector<float>(row.begin() + tree.size(), row.end());
+  };
+  const std::vector<float> teacher = score(5), policy = score(3);
+  double sum = 0;
+  int64_t tokens = 0;
+  for (const auto& group : batch.samples) {
+    for (const auto& rollout : group) {
+      for (const SampledToken& token : rollout) {
+        if (!token.trainable) continue;
+        const auto [begin, end] = targets_of[token.node];
+        std::vector<int> order(static_cast<size_t>(end - begin));
+        std::iota(order.begin(), order.end(), begin);
+        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return teacher[a] > teacher[b]; });
+        order.resize(std::min<size_t>(order.size(), kTop));
+        for (int t : order) sum += std::exp(static_cast<double>(teacher[t])) * (static_cast<double>(teacher[t]) - policy[t]);
+        ++tokens;
+      }
+    }
+  }
+  EXPECT_NEAR(number(0, "loss"), sum / static_cast<double>(tokens), 1e-9);
+  EXPECT_GT(number(0, "grad_norm"), 0);
+  EXPECT_LT(number(11, "loss"), 0.5 * number(0, "loss"));
 }
 
 // The weights a KL compares with could be those of the checkpoint that a run is resumed from, or a folder that has changed since.

@@ -227,6 +227,22 @@ TEST(Ranks, WithLittleToDo) {
   }
 }
 
+// A rank could ask another teacher, or score and pull other tokens than those of its own chunk.
+TEST(Ranks, CompareWithTheTeachersLikeliestTokens) {
+  const auto set = [](TrainerOptions& options, World&) {
+    options.teacher = OtherModel(5);
+    options.teacher_top = 6;
+  };
+  const std::string algorithm = R"({"recipe":"grpo","distillation":{"kind":"topk_forward_kl","task_reward":true}})";
+  const Trained one = Train("one", 1, algorithm, false, set), three = Train("three", 3, algorithm, true, set);
+  EXPECT_LT(Distance(three.weights, one.weights), 1e-5);
+  for (size_t step = 0; step < 2; ++step) {
+    const double loss = one.lines.at(step).at("loss").as_double();
+    EXPECT_NEAR(three.lines.at(step).at("loss").as_double(), loss, 1e-5 * std::abs(loss));
+  }
+  EXPECT_GT(Distance(Train("without", 1, R"({"recipe":"grpo"})", false).weights, one.weights), 1e-3);
+}
+
 // A resumed run could add up in another order than before, or a run be resumed with other ranks and no word.
 TEST(Ranks, ResumeIsExactAndKeepsTheirNumber) {
   TrainerOptions options = Options(Scratch("whole"), kBf16);
