@@ -429,6 +429,36 @@ size_t TrainPass::PlannedBytes(const ModelConfig& c, Profile profile, int thread
   return PassBytes(c, profile, threads, SizesOf(c, plan, HeadOf(tree, options.wanted), options));
 }
 
+PassWork TrainPass::CountWork(const ModelConfig& c, const TreeBatch& tree, const ForwardOptions& options) {
+  const TreePlan plan = PlanTree(tree, TileTokens(c), options.chunk_nodes);
+  const Heads head = HeadOf(tree, options.wanted);
+  double pairs = 0;
+  for (int l = 0; l < c.layers; ++l) {
+    const int window = LayerOf(c, l).window;
+    for (const Chunk& chunk : plan.chunks) {
+      for (const Plan::Tile& tile : chunk.plan.tiles) {
+        const int passed = window ? std::max(0, tile.first_position - window + 1) / kPagePositions : 0;
+        pairs += static_cast<double>(tile.tokens) * (tile.pages - passed) * kPagePositions;
+      }
+    }
+  }
+  pairs /= c.layers;
+  PassWork w;
+  w.chunks = static_cast<double>(plan.chunks.size());
+  w.forward_rows = tree.size();
+  w.forward_pairs = pairs;
+  w.forward_head_rows = static_cast<double>(head.rows.size());
+  if (!options.keep) return w;
+  w.backward_rows = w.forward_rows;
+  w.backward_pairs = pairs;
+  w.backward_head_rows = w.forward_head_rows;
+  const int times = (plan.chunks.size() > 1) + options.recompute;  // a chunk's layers, then each layer of its own
+  w.again_rows = times * w.forward_rows;
+  w.again_pairs = times * pairs;
+  if (!KeepsLogits(c, SizesOf(c, plan, head, options))) w.again_head_rows = w.forward_head_rows;
+  return w;
+}
+
 size_t TrainPass::EstimateBytes(const ModelConfig& c, Profile profile, int64_t nodes, int64_t branches, bool recompute) {
   Sizes z;
   z.rows = {static_cast<int>(nodes)};

@@ -43,6 +43,15 @@ struct ForwardOptions {
   std::function<void(int node, const float* logits, float log_sum_exp)> on_draw;
 };
 
+// What a forward and a backward pass do, counted: the arithmetic behind a prediction of its time. Attention pairs are those computed: a page of
+// 64 keys for each of its queries, with what the mask then hides. Recomputed parts count as forward work each time they are done.
+struct PassWork {
+  double forward_rows = 0, forward_pairs = 0, forward_head_rows = 0;  // of Forward
+  double again_rows = 0, again_pairs = 0, again_head_rows = 0;        // the same, done again in Backward
+  double backward_rows = 0, backward_pairs = 0, backward_head_rows = 0;
+  double chunks = 0;  // each turns the matrices and adds to every gradient of a weight once
+};
+
 // One calling thread at a time. Buffers grow to the largest batch and are reused.
 class TrainPass {
  public:
@@ -68,6 +77,8 @@ class TrainPass {
   // What bytes() comes to with a fresh pass: after Forward, and Backward if options.keep, of this tree on `threads` threads. It may be less
   // by the scratch of threads that found nothing to do.
   static size_t PlannedBytes(const ModelConfig& config, Profile profile, int threads, const TreeBatch& tree, const ForwardOptions& options = {});
+  // What Forward, and Backward if options.keep, of this tree do. Coefficients of 0 are not known here: each row of the head counts.
+  static PassWork CountWork(const ModelConfig& config, const TreeBatch& tree, const ForwardOptions& options = {});
   // An upper bound of it for any tree of so many nodes in so many unforked runs, whole, for a forward and a backward pass on as many threads
   // as kPlannedThreads.
   static size_t EstimateBytes(const ModelConfig& config, Profile profile, int64_t nodes, int64_t branches, bool recompute = false);

@@ -700,9 +700,7 @@ class Loop {
     ASSIGN_OR_RETURN(const TreeProof proof, ProveTree(pass_, weights_, batch.groups, loss.coef, layout, kProofTokens));
     proved_ = true;
     Enter(Phase::kTraining);
-    const std::string text =
-        fmt::format("{} sampled tokens, {} tokens as rows, {} as a tree: {} logprobs differ, gradient error {:.2e} (at most {:.0e})",
-                    proof.tokens, proof.logical_tokens, proof.tree_tokens, proof.different_logprobs, proof.gradient_error, proof.tolerance);
+    const std::string text = proof.Text();
     if (!proof.holds()) return DataLoss("tree training differs from separate rows on this batch: " + text + ". trainer.tree: off trains on rows");
     log::Info("tree training proved", {{"result", text}});
     doors_.metrics.Say("tree = rows: " + text);

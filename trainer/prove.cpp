@@ -5,6 +5,8 @@
 #include <span>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "common/faults.h"
 
 namespace temper::trainer {
@@ -105,20 +107,45 @@ Result<TreeProof> ProveTree(engine::TrainPass& pass, const engine::ComputeWeight
         const SampledToken& a = tree.batch.samples[g][i][k];
         const SampledToken& b = flat.batch.samples[g][i][k];
         ++proof.tokens;
-        proof.different_logprobs += tree.logprobs[a.chunk][a.node] != flat.logprobs[b.chunk][b.node];
+        const float as_tree = tree.logprobs[a.chunk][a.node], as_row = flat.logprobs[b.chunk][b.node];
+        if (as_tree == as_row) continue;
+        if (proof.different_logprobs++ > 0) continue;
+        proof.first_difference = fmt::format("session {}, sampled token {}: {:.9g} as a tree, {:.9g} as a row",
+                                             tree.batch.groups[g].rollouts[i].session, k, as_tree, as_row);
       }
     }
   }
-  double difference = 0, norm = 0;
+  double difference = 0, tree_squares = 0, rows_squares = 0, worst = 0;
   const std::span<const float> x = tree.grads.flat(), y = flat.grads.flat();
-  for (size_t k = 0; k < x.size(); ++k) {
-    const double d = static_cast<double>(x[k]) - y[k];
-    difference += d * d;
-    norm += static_cast<double>(y[k]) * y[k];
+  for (const engine::TensorSpec& tensor : tree.grads.tensors()) {
+    double here = 0;
+    for (size_t k = static_cast<size_t>(tensor.offset); k < static_cast<size_t>(tensor.offset + tensor.size); ++k) {
+      const double d = static_cast<double>(x[k]) - y[k];
+      here += d * d;
+      tree_squares += static_cast<double>(x[k]) * x[k];
+      rows_squares += static_cast<double>(y[k]) * y[k];
+    }
+    difference += here;
+    if (here > worst || std::isnan(here)) {
+      worst = here;
+      proof.worst_tensor = tensor.name;
+    }
   }
-  proof.gradient_error = difference == 0 ? 0 : std::sqrt(difference / norm);
+  proof.tree_norm = std::sqrt(tree_squares);
+  proof.rows_norm = std::sqrt(rows_squares);
+  proof.gradient_error = difference == 0 ? 0 : std::sqrt(difference) / proof.rows_norm;
   if (std::isnan(proof.gradient_error)) proof.gradient_error = HUGE_VAL;
   return proof;
+}
+
+std::string TreeProof::Text() const {
+  std::string text = fmt::format("{} sampled tokens, {} tokens as rows, {} as a tree: {} logprobs differ", tokens, logical_tokens, tree_tokens,
+                                 different_logprobs);
+  if (!first_difference.empty()) text += fmt::format(" (first: {})", first_difference);
+  text += fmt::format(", gradient error {:.2e} (at most {:.0e}; norm {:.6g} as a tree, {:.6g} as rows)", gradient_error, tolerance, tree_norm,
+                      rows_norm);
+  if (gradient_error > tolerance) text += fmt::format(", the most in {}", worst_tensor);
+  return text;
 }
 
 }  // namespace temper::trainer

@@ -29,6 +29,7 @@
 #include "tests/trainer/scripted_job.h"
 #include "trainer/batch.h"
 #include "trainer/checkpoint.h"
+#include "trainer/prove.h"
 
 namespace temper::trainer {
 namespace {
@@ -403,7 +404,12 @@ TEST_P(LoopTest, AWrongSubtreeStopsTheJobWheneverItIsProved) {
     Faults::Get().Arm("trainer.change_tout", "fail", static_cast<int>(proof));
     const Status status = world.Run(options);
     EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status.ToString();
-    EXPECT_NE(status.message().find("tree training differs from separate rows"), std::string::npos) << status.message();
+    const std::string& said = status.message();
+    EXPECT_NE(said.find("tree training differs from separate rows"), std::string::npos) << said;
+    // Which tokens and which gradient: a session of the batch, both numbers, a parameter.
+    EXPECT_NE(said.find(fmt::format("(first: session {}", proof == 1 ? "0." : "6.")), std::string::npos) << said;
+    EXPECT_NE(said.find(" as a tree, "), std::string::npos) << said;
+    EXPECT_NE(said.find(", the most in model."), std::string::npos) << said;
     EXPECT_EQ(world.pool.updates.size(), proof == 1 ? 0u : 2u) << "the step was taken";
   }
 }
@@ -494,6 +500,40 @@ TEST_P(LoopTest, ChunksAndRowsGiveTheSameStep) {
     EXPECT_GT(norm, 0);
     EXPECT_LT(std::sqrt(difference / norm), GetParam() == engine::Profile::kF32 ? 1e-3 : 3e-2) << variant;
   }
+}
+
+// With the tree off, the first step could have another loss or gradient than with it, or than the rows that the proof compares with.
+TEST_P(LoopTest, RowsGiveTheFirstStepOfTheTreeAndOfItsProof) {
+  std::vector<json::value> lines;
+  std::vector<Group> groups;
+  for (const bool tree : {true, false}) {
+    World world(GetParam());
+    TrainerOptions options = Options(Scratch("first_step"), GetParam());
+    options.tree = tree;
+    options.steps = 1;
+    ASSERT_TRUE(world.Run(options).ok());
+    lines.push_back(Lines(options.run_dir + "/metrics.jsonl").at(0));
+    groups = GroupsOf(world.store.at(0));
+  }
+  EXPECT_LT(JsonRef(lines[0]).Field("tree_tokens")->Int().value(), JsonRef(lines[0]).Field("logical_tokens")->Int().value());
+  EXPECT_EQ(JsonRef(lines[1]).Field("tree_tokens")->Int().value(), JsonRef(lines[1]).Field("logical_tokens")->Int().value());
+  EXPECT_EQ(lines[0].at("logical_tokens"), lines[1].at("logical_tokens"));
+  EXPECT_EQ(lines[0].at("loss"), lines[1].at("loss")) << "the same logprobs, so the same bits";
+
+  World world(GetParam());
+  engine::TrainPass pass(*world.engine);
+  const auto weights = engine::ComputeWeights::FromParameters(engine::InitParameters(Tiny(), 3), GetParam());
+  const Batch batch = BuildBatch(groups, {}).value();
+  const auto logprobs = ScoreBatch(pass, weights, batch).value();
+  const LossResult loss = ComputeLoss(Options("", GetParam()).algorithm.algorithm, MakeLossGroups(batch, logprobs));
+  EXPECT_EQ(JsonRef(lines[1]).Field("loss")->Double().value(), loss.loss);
+  const TreeProof proof = ProveTree(pass, weights, batch.groups, loss.coef, {}, 1 << 16).value();
+  EXPECT_TRUE(proof.holds()) << proof.Text();
+  EXPECT_EQ(proof.logical_tokens, batch.logical_tokens) << "the whole batch was proved";
+  EXPECT_GT(proof.rows_norm, 0);
+  const double near = GetParam() == engine::Profile::kF32 ? 1e-5 : 1e-2;
+  EXPECT_NEAR(JsonRef(lines[0]).Field("grad_norm")->Double().value() / proof.tree_norm, 1, near);
+  EXPECT_NEAR(JsonRef(lines[1]).Field("grad_norm")->Double().value() / proof.rows_norm, 1, near);
 }
 
 // A rollout that does not fit into the memory could be trained by other arithmetic than one that does, or not at all.

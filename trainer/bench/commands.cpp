@@ -3,13 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <optional>
 #include <string>
 
 #include "common/json.h"
 #include "common/process.h"
 #include "common/strings.h"
 #include "trainer/bench/engine_bench.h"
+#include "trainer/bench/tree_bench.h"
+#include "trainer/bench/tree_sets.h"
 
 namespace temper::trainer {
 namespace {
@@ -20,8 +24,14 @@ constexpr char kUsage[] =
     "                           [--batches 1,4,16,64] [--rows N] [--length N] [--context N] [--layers N]\n"
     "                           [--against torch,vllm,llama.cpp] [--peers DIR] [--modes float32,bfloat16,...] [--peers-use alike|best]\n";
 
-int BadUsage(const std::string& what) {
-  std::fprintf(stderr, "temper bench engine: %s\n%s", what.c_str(), kUsage);
+constexpr char kTreeUsage[] =
+    "usage: temper bench tree [MODEL] [--json] [--only grpo_short,grpo_long,think_dropped,row_per_call,compaction,sub_agents,nothing,budget]\n"
+    "                         [--rows FILE] [--samples N] [--layers N] [--clock wall|cpu] [--numerics bf16|f32]\n"
+    "                         [--cpu auto|avx2|avx512|amx] [--threads N] [--against torch] [--peers DIR] [--modes float32,bfloat16,...]\n"
+    "                         [--peers-use alike|best]\n";
+
+int BadUsage(const std::string& what, bool tree = false) {
+  std::fprintf(stderr, "temper bench %s: %s\n%s", tree ? "tree" : "engine", what.c_str(), tree ? kTreeUsage : kUsage);
   return 2;
 }
 
@@ -46,16 +56,28 @@ bool ParseWords(const std::string& text, const std::vector<std::string>& known, 
 // "", or whether the ratio is what it is to be.
 std::string Verdict(const bench::Row& row) {
   if (row.target == 0 || !row.note.empty()) return "";
+  if (row.unit == "s") {
+    const double apart = row.target - 1;
+    return fmt::format("within {:.0f} %: {}", apart * 100, std::abs(row.ratio - 1) <= apart ? "met" : "missed");
+  }
   const bool most = row.unit == "MiB";
   const bool met = most ? row.ratio <= row.target : row.ratio >= row.target;
-  return fmt::format("{} {}: {}", most ? "at most" : "at least", row.target, met ? "met" : "missed");
+  return fmt::format("{} {:.3g}: {}", most ? "at most" : "at least", row.target, met ? "met" : "missed");
 }
 
-void PrintRow(const bench::Row& row, const std::string& cpu, const char* path, bool as_json) {
+void PrintRow(const char* bench, const bench::Row& row, const std::optional<bench::Sharing>& sharing, const std::string& cpu, const char* path,
+              bool as_json) {
   if (!as_json) {
+    if (sharing) {
+      std::printf("%s: %lld tokens as rows, %lld as a tree (%.2fx); %.0f attention pairs, %.0f (%.2fx); predicted speed-up %.2f\n", row.name.c_str(),
+                  static_cast<long long>(sharing->logical_tokens), static_cast<long long>(sharing->tree_tokens),
+                  static_cast<double>(sharing->logical_tokens) / static_cast<double>(sharing->tree_tokens), sharing->logical_pairs,
+                  sharing->tree_pairs, sharing->logical_pairs / sharing->tree_pairs, sharing->predicted);
+    }
     std::string line = fmt::format("{:<10} {:<52} ", row.work, row.name);
+    const int digits = row.unit == "s" ? 3 : 1;
     if (row.theirs > 0) {
-      line += fmt::format("{:>10.1f} {:<9} {:>10.1f}  x{:.2f}  {}", row.ours, row.unit, row.theirs, row.ratio, row.reference);
+      line += fmt::format("{:>10.{}f} {:<9} {:>10.{}f}  x{:.2f}  {}", row.ours, digits, row.unit, row.theirs, digits, row.ratio, row.reference);
     } else {
       line += row.reference;
     }
@@ -67,7 +89,7 @@ void PrintRow(const bench::Row& row, const std::string& cpu, const char* path, b
     return;
   }
   JsonWriter w;
-  w.BeginObject().Key("bench").String("engine").Key("case").String(row.work + ": " + row.name).Key("ours").Double(row.ours);
+  w.BeginObject().Key("bench").String(bench).Key("case").String(row.work + ": " + row.name).Key("ours").Double(row.ours);
   w.Key("unit")
       .String(row.unit)
       .Key("reference")
@@ -80,6 +102,11 @@ void PrintRow(const bench::Row& row, const std::string& cpu, const char* path, b
   if (!row.peer.empty()) w.Key("peer").String(row.peer);
   if (!row.note.empty()) w.Key("note").String(row.note);
   if (row.target > 0) w.Key("target").Double(row.target);
+  if (sharing) {
+    w.Key("logical_tokens").Int(sharing->logical_tokens).Key("tree_tokens").Int(sharing->tree_tokens);
+    w.Key("logical_pairs").Double(sharing->logical_pairs).Key("tree_pairs").Double(sharing->tree_pairs);
+    w.Key("predicted").Double(sharing->predicted);
+  }
   w.EndObject();
   std::printf("%s\n", w.text().c_str());
   std::fflush(stdout);
@@ -180,10 +207,109 @@ int RunEngine(int argc, char** argv) {
                 options.clock == bench::Clock::kCpu ? ", time of the core" : "");
   }
   const Status status =
-      bench::RunEngineBench(**engine, options, [&](const bench::Row& row) { PrintRow(row, cpu, path, as_json); });
+      bench::RunEngineBench(**engine, options, [&](const bench::Row& row) { PrintRow("engine", row, std::nullopt, cpu, path, as_json); });
   if (!status.ok()) {
     std::fprintf(stderr, "temper bench engine: %s\n", status.message().c_str());
     return 1;
+  }
+  return 0;
+}
+
+int RunTree(int argc, char** argv) {
+  bench::TreeOptions options;
+  engine::EngineOptions with;
+  bool as_json = false;
+  std::string environments = TEMPER_PEERS_DIR;
+  options.peer_script = TEMPER_PEERS;
+  const auto bad_usage = [](const std::string& what) { return BadUsage(what, /*tree=*/true); };
+  std::vector<std::string> sets = bench::TreeSetNames();
+  sets.push_back("budget");
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    if (arg == "--help" || arg == "-h") {
+      std::printf(
+          "%sMeasures a forward and backward pass over rollouts merged into trees beside the same rollouts as separate rows, ours and PyTorch's, in\n"
+          "turn, beside what was predicted from rates that are measured first. MODEL: weights to take (default: of SmolLM2-135M's shape, drawn\n"
+          "from a seed). --rows: a file of `temper pool export`, measured step by step in place of the sets; needs MODEL. What was reached:\n"
+          "docs/tree_speed.md.\n",
+          kTreeUsage);
+      return 0;
+    }
+    if (arg == "--json") {
+      as_json = true;
+      continue;
+    }
+    if (!arg.starts_with("--")) {
+      if (!options.model.empty()) return bad_usage("unexpected argument '" + arg + "'");
+      options.model = arg;
+      continue;
+    }
+    if (i + 1 == argc) return bad_usage("'" + arg + "' needs a value");
+    const std::string value = argv[++i];
+    std::string bad;
+    bool good = true;
+    if (arg == "--only") {
+      if (!ParseWords(value, sets, &options.sets, &bad)) return bad_usage("--only: '" + bad + "' is not one of " + Join(sets, ", "));
+    } else if (arg == "--rows") {
+      options.rows = value;
+    } else if (arg == "--clock") {
+      if (value != "wall" && value != "cpu") return bad_usage("--clock: '" + value + "' is neither wall nor cpu");
+      options.clock = value == "cpu" ? bench::Clock::kCpu : bench::Clock::kWall;
+    } else if (arg == "--against") {
+      if (value != "torch") return bad_usage("--against: '" + value + "' is not torch");
+      options.torch = true;
+    } else if (arg == "--modes") {
+      static const std::vector<std::string> modes = {"float32",          "autocast",          "bfloat16",
+                                                     "compiled float32", "compiled autocast", "compiled bfloat16"};
+      options.modes.clear();
+      if (!ParseWords(value, modes, &options.modes, &bad)) return bad_usage("--modes: '" + bad + "' is not one of " + Join(modes, ", "));
+    } else if (arg == "--peers") {
+      environments = value;
+    } else if (arg == "--peers-use") {
+      if (value != "alike" && value != "best") return bad_usage("--peers-use: '" + value + "' is neither alike nor best");
+      options.best_peers = value == "best";
+    } else if (arg == "--numerics") {
+      const auto parsed = engine::ParseProfile(value);
+      if (!parsed.ok()) return bad_usage("--numerics: " + parsed.status().message());
+      options.profile = *parsed;
+    } else if (arg == "--cpu") {
+      const auto parsed = engine::ParseCpuPath(value);
+      if (!parsed.ok()) return bad_usage("--cpu: " + parsed.status().message());
+      with.cpu = *parsed;
+    } else if (arg == "--threads") {
+      good = ParseCount(value.c_str(), 0, 1024, &with.threads);
+    } else if (arg == "--samples") {
+      good = ParseCount(value.c_str(), 1, 1000, &options.samples);
+    } else if (arg == "--layers") {
+      good = ParseCount(value.c_str(), 1, 30, &options.layers);
+    } else {
+      return bad_usage("unknown option '" + arg + "'");
+    }
+    if (!good) return bad_usage(arg + ": '" + value + "' is out of range");
+  }
+  if (options.clock == bench::Clock::kCpu && with.threads != 1) return bad_usage("--clock cpu measures one thread: --threads 1");
+  if (!options.rows.empty() && options.model.empty()) return bad_usage("--rows needs the MODEL whose tokens they are");
+  if (!options.rows.empty() && (!options.sets.empty() || options.torch)) return bad_usage("--rows takes the place of the sets and has no peers");
+  if (!options.model.empty() && options.layers) return bad_usage("--layers is of the model that is drawn from a seed");
+  options.interpreter = environments + "/torch/bin/python3";
+  auto engine = engine::Engine::Create(with);
+  if (!engine.ok()) {
+    std::fprintf(stderr, "temper bench tree: %s\n", engine.status().message().c_str());
+    return 1;
+  }
+  const std::string cpu = CpuModel();
+  const char* path = engine::CpuPathName((*engine)->path());
+  if (!as_json) {
+    std::printf("%s, path %s, %d threads, %s, medians of %d%s\n", cpu.c_str(), path, (*engine)->threads().count(),
+                engine::ProfileName(options.profile), options.samples,
+                options.clock == bench::Clock::kCpu ? ", time of the core" : "");
+  }
+  const Status status = bench::RunTreeBench(**engine, options, [&](const bench::Row& row, const std::optional<bench::Sharing>& sharing) {
+    PrintRow("tree", row, sharing, cpu, path, as_json);
+  });
+  if (!status.ok()) {
+    std::fprintf(stderr, "temper bench tree: %s\n", status.message().c_str());
+    return status.code() == StatusCode::kInvalidArgument || status.code() == StatusCode::kNotFound ? 2 : 1;
   }
   return 0;
 }
@@ -193,6 +319,7 @@ int RunEngine(int argc, char** argv) {
 const std::vector<Command>& BenchCommands() {
   static const std::vector<Command> commands = {
       {"bench", "engine", "measure the engine beside what this machine can do, and beside peers", RunEngine},
+      {"bench", "tree", "measure training on trees of merged prefixes beside separate rows, and beside what was predicted", RunTree},
   };
   return commands;
 }

@@ -1,4 +1,4 @@
-// The door `temper bench engine` (docs/doors.md).
+// The doors `temper bench engine` and `temper bench tree` (docs/doors.md).
 #pragma once
 
 #include <vector>

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -48,5 +49,8 @@ class Peer {
   PeerOptions options_;
   std::string version_, runs_on_, pending_;
 };
+
+// FailedPrecondition unless the peer's log-probabilities of the row, in `dtype`, are near ours (one per id; the first is not looked at).
+Status CheckPeer(Peer& peer, const std::string& folder, std::span<const int32_t> ids, std::span<const float> ours, const std::string& dtype);
 
 }  // namespace temper::trainer::bench

@@ -1,5 +1,5 @@
-"""PyTorch, with transformers for the model: gemm, decode, prefill, step, logprobs. Modes of a step: float32, autocast, bfloat16, and each
-of them behind `compiled `."""
+"""PyTorch, with transformers for the model: gemm, decode, prefill, step, gradient, logprobs. Modes of a step and a gradient: float32,
+autocast, bfloat16, and each of them behind `compiled `."""
 import torch
 import transformers
 
@@ -109,3 +109,26 @@ class Peer:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return {"seconds": self.now() - begin, "peak_bytes": peers.peak_bytes()}
+
+    def gradient(self, model, lengths, wanted, mode):
+        """Forward and backward over separate rows, without padding: rows of one length are a batch. Logits of the wanted tokens alone."""
+        compiled, kind = mode.startswith("compiled "), mode.removeprefix("compiled ")
+        m = self.model(model, "bfloat16" if kind == "bfloat16" else "float32")
+        body = self.once(("body", model, mode), lambda: torch.compile(m.model) if compiled else m.model)
+        batches = {}
+        for length, count in zip(lengths, wanted):
+            batches.setdefault(length, []).append(count)
+        batches = [(torch.randint(m.config.vocab_size, (len(counts), length)), counts) for length, counts in batches.items()]
+        peers.start_peak()
+        begin = self.now()
+        for ids, counts in batches:
+            with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+                hidden = body(ids, use_cache=False).last_hidden_state
+                # Of each row its last tokens: which ones changes nothing.
+                picked = torch.cat([row[-1 - count:-1] for row, count in zip(hidden, counts)])
+                logits = m.lm_head(picked)
+            target = torch.cat([row[len(row) - count:] for row, count in zip(ids, counts)])
+            torch.nn.functional.cross_entropy(logits.float(), target, reduction="sum").backward()
+        seconds = self.now() - begin
+        m.zero_grad(set_to_none=False)  # as ours, which adds to gradients that are there
+        return {"seconds": seconds, "peak_bytes": peers.peak_bytes()}

