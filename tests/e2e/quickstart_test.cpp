@@ -99,6 +99,59 @@ TEST(QuickstartLosses, DrGrpoSeed7) { ExpectLearns("quickstart-dr_grpo.yaml", 7)
 TEST(QuickstartLosses, GspoSeed7) { ExpectLearns("quickstart-gspo.yaml", 7); }
 TEST(QuickstartLosses, RlooSeed7) { ExpectLearns("quickstart-rloo.yaml", 7); }
 
+// Seconds a step of the trainer's two passes.
+double PassSeconds(const std::string& metrics) {
+  double seconds = 0;
+  int steps = 0;
+  for (const std::string& line : Split(std::string(Trim(metrics)), '\n')) {
+    const json::value value = *ParseJson(line);
+    seconds += Number(value, "forward_s") + Number(value, "backward_s");
+    ++steps;
+  }
+  return steps > 0 ? seconds / steps : 0;
+}
+
+// What could go wrong: on separate rows the job learns something else, or the tree saves less (or more) than the bench says of the job's own
+// rollouts.
+void ExpectRowsDoTheSameSlower(int seed) {
+  struct Side {
+    double eval_end = 0, seconds = 0;
+  };
+  Side sides[2];
+  double promised = 0;
+  for (const bool tree : {true, false}) {
+    JobProcess job(tree ? "quickstart_tree" : "quickstart_rows");
+    std::vector<std::string> arguments = {"--set", "seed=" + std::to_string(seed)};
+    if (!tree) arguments.insert(arguments.end(), {"--set", "trainer.tree=off"});
+    job.Start(arguments, {}, "quickstart.yaml");
+    ASSERT_EQ(job.Wait(1700), 0) << job.Output();
+    const json::value summary = job.Summary();
+    EXPECT_EQ(Number(summary, "importance_ratio_max_dev_on_policy"), 0);
+    const double logical = Number(summary, "logical_tokens"), laid = Number(summary, "tree_tokens");
+    EXPECT_EQ(logical > laid, tree) << logical << " tokens as rows, " << laid << " computed";
+    sides[tree ? 0 : 1] = {Number(summary, "eval_end"), PassSeconds(job.Read("metrics.jsonl"))};
+    if (!tree) continue;
+    std::string rows, bench;
+    ASSERT_EQ(JobProcess::Door({"pool", "export", job.folder()}, &rows), 0);
+    const std::string file = job.folder() + "/rows.jsonl";
+    ASSERT_TRUE(WriteFile(file, rows).ok());
+    ASSERT_EQ(JobProcess::Door({"bench", "tree", job.folder(), "--rows", file, "--samples", "12", "--json"}, &bench), 0) << bench;
+    for (const std::string& line : Split(std::string(Trim(bench)), '\n')) {
+      const json::value row = *ParseJson(line);
+      if (row.at("unit").as_string() == "tokens/s" && row.as_object().contains("predicted")) promised = Number(row, "ratio");
+    }
+  }
+  const double ratio = sides[1].seconds / sides[0].seconds;
+  std::printf("measured: seed %d: eval_end %.3f on trees, %.3f on rows; passes %.3f and %.3f s a step, %.2f times as long on rows, the bench %.2f\n", seed,
+              sides[0].eval_end, sides[1].eval_end, sides[0].seconds, sides[1].seconds, ratio, promised);
+  EXPECT_NEAR(sides[1].eval_end, sides[0].eval_end, 0.05);
+  ASSERT_GT(promised, 1);
+  EXPECT_NEAR(ratio / promised, 1, 0.15);
+}
+TEST(QuickstartTree, TreeOffSeed7) { ExpectRowsDoTheSameSlower(7); }
+TEST(QuickstartTree, TreeOffSeed1) { ExpectRowsDoTheSameSlower(1); }
+TEST(QuickstartTree, TreeOffSeed2) { ExpectRowsDoTheSameSlower(2); }
+
 // What could go wrong: the student learns something else than what its teacher would say.
 TEST(QuickstartDistillation, TheStudentReachesItsTeacher) {
   JobProcess teacher("quickstart_teacher");

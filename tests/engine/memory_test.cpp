@@ -4,6 +4,8 @@
 #include <functional>
 
 #include "engine/engine.h"
+#include "engine/forward.h"
+#include "engine/pass_time.h"
 #include "engine/train_pass.h"
 #include "tests/engine/test_models.h"
 
@@ -113,6 +115,99 @@ TEST(ChoosePass, TakesTheCheapestThatFits) {
   EXPECT_EQ(choose(planned(1024, false) - 1), std::pair(768, false));
   EXPECT_TRUE(choose(planned(512, false) - 1).second);
   EXPECT_EQ(choose(1), std::pair(64, true)) << "the least there is";
+}
+
+// Could go wrong: work of a way of computing is counted twice or not at all, and its time predicted wrong.
+TEST(CountWork, IsWhatAPassDoes) {
+  ModelConfig c = AllConfigs().front().config;
+  c.max_positions = 2048;
+  std::mt19937_64 rng(8);
+  const float one = 1;
+  TreeBuilder builder;
+  const std::vector<int32_t> prompt = RandomIds(rng, 130, c.vocab);
+  for (int i = 0; i < 3; ++i) {
+    std::vector<int32_t> ids = prompt;
+    const std::vector<int32_t> answer = RandomIds(rng, 60, c.vocab);
+    ids.insert(ids.end(), answer.begin(), answer.end());
+    ids[130] = i;
+    builder.AddRow(ids, std::span(&one, 1));
+  }
+  const TreeBatch tree = builder.Build(nullptr);
+  ASSERT_EQ(tree.size(), 130 + 3 * 60);
+  std::vector<uint8_t> wanted(tree.size(), 0);
+  for (int v = 130; v < tree.size(); ++v) wanted[v] = 1;
+  ForwardOptions options;
+  options.wanted = wanted;
+  const PassWork whole = TrainPass::CountWork(c, tree, options);
+  EXPECT_EQ(whole.forward_rows, 310);
+  EXPECT_EQ(whole.backward_rows, 310);
+  // One row of the head for the three first tokens, and one for each of the others.
+  EXPECT_EQ(whole.forward_head_rows, 1 + 3 * 59);
+  EXPECT_EQ(whole.backward_head_rows, 1 + 3 * 59);
+  EXPECT_EQ(whole.again_rows, 0);
+  EXPECT_EQ(whole.again_head_rows, 0);
+  EXPECT_EQ(whole.chunks, 1);
+  // At least what the mask shows, at most a page more a row.
+  double pairs = 0;
+  for (const int32_t pos : tree.pos) pairs += pos + 1;
+  EXPECT_GE(whole.forward_pairs, pairs);
+  EXPECT_LE(whole.forward_pairs, pairs + 310 * (kPagePositions + TileTokens(c)));
+  EXPECT_EQ(whole.backward_pairs, whole.forward_pairs);
+
+  options.recompute = true;
+  EXPECT_EQ(TrainPass::CountWork(c, tree, options).again_rows, 310);
+  options.chunk_nodes = 64;
+  const PassWork chunks = TrainPass::CountWork(c, tree, options);
+  EXPECT_EQ(chunks.again_rows, 2 * 310) << "a chunk's layers, then each layer of its own";
+  EXPECT_EQ(chunks.again_head_rows, 1 + 3 * 59) << "no logits are kept between chunks";
+  EXPECT_GE(chunks.chunks, 5);
+  options.keep = false;
+  const PassWork score = TrainPass::CountWork(c, tree, options);
+  EXPECT_EQ(score.forward_rows, 310);
+  EXPECT_EQ(score.backward_rows, 0);
+  EXPECT_EQ(score.again_rows, 0);
+}
+
+// Could go wrong: rates that explain what was measured are not found, or one comes out negative.
+TEST(FitRates, FindsWhatTimesAreMadeOf) {
+  const PassRates truth{.row = 2e-4, .pair = 3e-8, .head_row = 5e-4, .backward_row = 4e-4, .backward_pair = 9e-8, .backward_head_row = 6e-4, .chunk = 0.02};
+  std::mt19937_64 rng(4);
+  const auto some = [&](double noise) {
+    std::vector<PassTime> times;
+    for (int i = 0; i < 8; ++i) {
+      PassTime t;
+      t.work.forward_rows = t.work.backward_rows = 50 + rng() % 1000;
+      t.work.forward_pairs = t.work.backward_pairs = t.work.forward_rows * (64 + rng() % 800);
+      t.work.forward_head_rows = t.work.backward_head_rows = 1 + rng() % 400;
+      t.work.again_head_rows = i % 2 ? t.work.forward_head_rows : 0;
+      t.work.chunks = 1 + rng() % 3;
+      const double factor = 1 + noise * (static_cast<double>(rng() % 2001) / 1000 - 1);
+      t.forward_s = ForwardSeconds(t.work, truth) * factor;
+      t.backward_s = BackwardSeconds(t.work, truth) * factor;
+      times.push_back(t);
+    }
+    return times;
+  };
+  const PassRates exact = FitRates(some(0));
+  for (const auto& [got, expected] : {std::pair(exact.row, truth.row), {exact.pair, truth.pair}, {exact.head_row, truth.head_row},
+                                      {exact.backward_row, truth.backward_row}, {exact.backward_pair, truth.backward_pair},
+                                      {exact.backward_head_row, truth.backward_head_row}, {exact.chunk, truth.chunk}}) {
+    EXPECT_NEAR(got / expected, 1, 1e-6);
+  }
+  const auto noisy = some(0.3);
+  const PassRates rates = FitRates(noisy);
+  for (const double rate : {rates.row, rates.pair, rates.head_row, rates.backward_row, rates.backward_pair, rates.backward_head_row, rates.chunk}) {
+    EXPECT_GE(rate, 0);
+  }
+  PassTime sum, predicted;
+  for (const PassTime& t : noisy) {
+    sum.forward_s += t.forward_s;
+    predicted.forward_s += ForwardSeconds(t.work, rates);
+    sum.backward_s += t.backward_s;
+    predicted.backward_s += BackwardSeconds(t.work, rates);
+  }
+  EXPECT_NEAR(predicted.forward_s / sum.forward_s, 1, 0.2);
+  EXPECT_NEAR(predicted.backward_s / sum.backward_s, 1, 0.2);
 }
 
 }  // namespace

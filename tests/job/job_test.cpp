@@ -208,6 +208,24 @@ TEST(Job, ShippedJobsAreGood) {
 }
 
 // The settings that the quickstart's numbers stand on could be changed, or a control differ from it in more than what it controls.
+// `--set trainer.tree=off` of a job that comes with the project could be refused for what its file says of the tree.
+TEST(Job, TheTreeOfEveryConfigCanBeTurnedOff) {
+  int configs = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(std::string(TEMPER_SOURCE_DIR) + "/configs")) {
+    if (entry.path().extension() != ".yaml") continue;
+    ++configs;
+    auto config = Config::Load(entry.path().string());
+    ASSERT_TRUE(config.ok()) << config.status().ToString();
+    ASSERT_TRUE(config->Set("trainer.tree=off").ok());
+    const auto job = ReadJob(*config);
+    if (!job.ok() && job.status().message().find("teacher") != std::string::npos) continue;  // to be given by the user
+    ASSERT_TRUE(job.ok()) << job.status().ToString();
+    EXPECT_FALSE(job->trainer.tree) << entry.path();
+    EXPECT_FALSE(job->trainer.prove_tree) << entry.path();
+  }
+  EXPECT_GT(configs, 5);
+}
+
 TEST(Job, TheQuickstartIsTheJobThatIsPromised) {
   auto entries = [](const std::string& name) {
     auto config = Config::Load(std::string(TEMPER_SOURCE_DIR) + "/configs/" + name + ".yaml");

@@ -4,11 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
+#include <set>
+#include <tuple>
 
 #include "common/json.h"
 #include "common/rng.h"
+#include "engine/kept_set.h"
 
 namespace temper::trainer {
 namespace {
@@ -83,6 +87,97 @@ TEST(Batch, AnotherTemperatureIsAnotherNode) {
   groups[0].rollouts[0].runs[1].inv_temperature = 2;
   const Batch batch = BuildBatch(groups, {}).value();
   EXPECT_NE(batch.samples[0][0][0].node, batch.samples[0][1][0].node);
+}
+
+// A rollout as an agent may leave it: a forest of runs, some empty, some that say the same as others.
+Rollout RandomRollout(Rng& rng, const std::vector<int32_t>& prompt, int32_t index) {
+  Rollout r;
+  r.rollout = index;
+  r.runs = {Context(-1, prompt)};
+  auto ids = [&](int least) {
+    std::vector<int32_t> out(least + rng.Below(4));
+    for (int32_t& id : out) id = static_cast<int32_t>(rng.Below(2));
+    return out;
+  };
+  const int calls = 1 + static_cast<int>(rng.Below(5));
+  for (int call = 0; call < calls; ++call) {
+    const bool fresh = rng.Chance(0.2);
+    const auto parent = fresh ? -1 : static_cast<int32_t>(rng.Below(r.runs.size()));
+    r.runs.push_back(Context(parent, ids(fresh ? 1 : 0), call));
+    const auto at = static_cast<int32_t>(r.runs.size()) - 1;
+    for (int32_t choice = 0; choice <= static_cast<int32_t>(rng.Below(2)); ++choice) {
+      r.runs.push_back(Sampled(at, ids(1), call, 3, rng.Chance(0.3) ? 1.25f : 1.0f));
+      r.runs.back().choice = choice;
+      if (rng.Chance(0.3)) {
+        for (const int32_t id : r.runs.back().ids) {
+          r.runs.back().kept.push_back(engine::EncodeKept(rng.Chance(0.5) ? std::vector<int32_t>{0, 1} : std::vector<int32_t>{id}, 64));
+        }
+      }
+    }
+  }
+  return r;
+}
+
+// The gateway's nodes, handed over as they are, could merge what a trie of the rows' own tokens keeps apart, or the other way round.
+TEST(Batch, TheGatewaysNodesMakeTheTreeOfTheRows) {
+  Rng rng(11);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<Group> groups;
+    for (int64_t g = 0; g < 3; ++g) {
+      Group& group = groups.emplace_back();
+      group.group = g;
+      std::vector<int32_t> prompt(1 + rng.Below(5));
+      for (int32_t& id : prompt) id = static_cast<int32_t>(rng.Below(2));
+      for (int32_t i = 0; i < 3; ++i) group.rollouts.push_back(RandomRollout(rng, prompt, i));
+    }
+    const Batch batch = BuildBatch(groups, {}).value();
+    ASSERT_EQ(batch.chunks.size(), 1u) << "one forest of all groups";
+    // Again from nothing but rows: every root-to-leaf path as ids, 1/T and kept sets.
+    engine::TreeBuilder builder;
+    for (const Group& group : groups) {
+      for (const Rollout& r : group.rollouts) {
+        const auto below = [&](int32_t parent) {
+          std::vector<int32_t> out;
+          for (size_t i = 0; i < r.runs.size(); ++i) {
+            if (r.runs[i].parent == parent) out.push_back(static_cast<int32_t>(i));
+          }
+          std::sort(out.begin(), out.end(), [&](int32_t a, int32_t b) {
+            return std::tuple(r.runs[a].call, r.runs[a].choice, a) < std::tuple(r.runs[b].call, r.runs[b].choice, b);
+          });
+          return out;
+        };
+        struct Row {
+          std::vector<int32_t> ids;
+          std::vector<float> inverse;
+          std::vector<std::string> kept;
+        };
+        const std::function<void(int32_t, Row)> walk = [&](int32_t index, Row row) {
+          const TokenRun& run = r.runs[index];
+          row.ids.insert(row.ids.end(), run.ids.begin(), run.ids.end());
+          row.inverse.resize(row.ids.size(), run.sampled ? run.inv_temperature : 1.0f);
+          row.kept.insert(row.kept.end(), run.kept.begin(), run.kept.end());
+          row.kept.resize(row.ids.size());
+          const std::vector<int32_t> children = below(index);
+          if (children.empty()) builder.AddRow(row.ids, row.inverse, row.kept);
+          for (const int32_t child : children) walk(child, row);
+        };
+        for (const int32_t root : below(-1)) walk(root, {});
+      }
+    }
+    const engine::TreeBatch again = builder.Build(nullptr), &tree = batch.chunks[0].tree;
+    ASSERT_EQ(tree.token, again.token) << round;
+    ASSERT_EQ(tree.parent, again.parent) << round;
+    ASSERT_EQ(tree.tout, again.tout) << round;
+    ASSERT_EQ(tree.inv_temperature, again.inv_temperature) << round;
+    ASSERT_EQ(tree.logical_tokens, again.logical_tokens) << round;
+    std::set<std::tuple<int32_t, int32_t, float, std::string>> nodes;
+    for (int32_t v = 0; v < tree.size(); ++v) {
+      ASSERT_EQ(tree.kept_set(tree.kept_index(v)), again.kept_set(again.kept_index(v))) << round;
+      ASSERT_EQ(tree.pos[v], tree.parent[v] < 0 ? 0 : tree.pos[tree.parent[v]] + 1) << "a node's position is its depth";
+      EXPECT_TRUE(nodes.emplace(tree.parent[v], tree.token[v], tree.inv_temperature[v], tree.kept_set(tree.kept_index(v))).second)
+          << "two nodes agree in everything and were not merged";
+    }
+  }
 }
 
 // The order of arrival could change an optimizer step.

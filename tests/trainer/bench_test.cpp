@@ -9,12 +9,17 @@
 #include "common/json.h"
 #include "engine/bf16.h"
 #include "engine/train_pass.h"
+#include "engine/files/model_file.h"
 #include "tests/engine/test_models.h"
+#include "tests/harness/tiny_model.h"
+#include "trainer/batch.h"
 #include "trainer/bench/commands.h"
 #include "trainer/bench/counted_kernels.h"
 #include "trainer/bench/engine_bench.h"
 #include "trainer/bench/floors.h"
 #include "trainer/bench/peer.h"
+#include "trainer/bench/tree_bench.h"
+#include "trainer/bench/tree_sets.h"
 
 namespace temper::trainer::bench {
 namespace {
@@ -290,6 +295,106 @@ TEST(Floors, ALoopDoesItsArithmetic) {
       }
     }
   }
+}
+
+// Could go wrong: a set shares other prefixes than it says, or a figure of the bench is of something else.
+TEST(TreeBench, EverySetIsMeasuredBesideItsRowsAndItsPrediction) {
+  // Tokens as rows and as a tree, by hand from what each set says of itself.
+  const std::map<std::string, std::pair<int, int>> sizes = {
+      {"grpo_short", {2 * 8 * 128, 2 * (64 + 8 * 64)}},
+      {"grpo_long", {8 * 288, 256 + 8 * 32}},
+      {"think_dropped", {2 * (6 * 128 + 32 * 15), 64 + 2 * (6 * 64 + 5 * 32)}},
+      {"row_per_call", {2 * (6 * 64 + 32 * 21), 64 + 2 * 6 * 32}},
+      {"compaction", {3 * (96 + 16 + 5 * 48 + 32 + 96 + 64 + 4 * 48 + 32), 96 + 3 * (16 + 5 * 48 + 32 + 64 + 4 * 48 + 32)}},
+      {"sub_agents", {2 * (160 + 4 * 48 + 24 + 4 * 208), 160 + 128 + 2 * (4 * 48 + 24 + 4 * 80)}},
+      {"nothing", {8 * 160, 8 * 160}}};
+  const std::string model = testing::TempDir() + "tree_bench_model";
+  engine::ModelConfig config = TinyModel(2048);
+  config.max_positions = 1024;
+  ASSERT_TRUE(engine::SaveHuggingFace(model, config, engine::InitParameters(config, 1), {}, engine::FileType::kBF16).ok());
+  const std::string script = testing::TempDir() + "tree_peer.sh";
+  ASSERT_TRUE(WriteFile(script, "echo '{\"ready\": \"fake 1\", \"isa\": \"avx2\", \"threads\": 1}'\n"
+                                "while read line; do case $line in\n"
+                                "*logprobs*) echo '{\"error\": \"no such model\"}';;\n*) echo '{\"seconds\": 1.0}';;\nesac; done\n")
+                  .ok());
+  auto engine = engine::MakeEngine(engine::CpuPath::kAuto, 1);
+  TreeOptions options;
+  options.samples = 3;
+  options.clock = Clock::kCpu;
+  options.model = model;
+  options.torch = true;
+  options.modes = {"float32"};
+  options.interpreter = "sh";
+  options.peer_script = script;
+  ASSERT_EQ(TreeSetNames().size(), sizes.size());
+  for (const auto& [name, size] : sizes) {
+    options.sets = {name};
+    std::vector<Row> rows;
+    std::optional<Sharing> sharing;
+    const Status status = RunTreeBench(*engine, options, [&](const Row& row, const std::optional<Sharing>& s) {
+      rows.push_back(row);
+      if (s) sharing = s;
+    });
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << "a peer that computes another model has no figure";
+    ASSERT_TRUE(sharing) << name;
+    EXPECT_EQ(sharing->logical_tokens, size.first) << name;
+    EXPECT_EQ(sharing->tree_tokens, size.second) << name;
+    const bool shares = name != "nothing";
+    EXPECT_EQ(sharing->logical_pairs > sharing->tree_pairs, shares) << name;
+    if (shares) {
+      EXPECT_GT(sharing->predicted, 1) << name;
+      EXPECT_LT(sharing->predicted, static_cast<double>(size.first) / size.second + 0.5) << name;
+    } else {
+      EXPECT_EQ(sharing->predicted, 1);
+    }
+    ASSERT_EQ(rows.size(), 6u) << name << ": rates, speed-up, two times, memory, the peer";
+    EXPECT_EQ(rows[1].work, "tree");
+    EXPECT_NEAR(rows[1].target, shares ? 0.9 * sharing->predicted : 0.97, 1e-12);
+    for (const size_t i : {2, 3}) {
+      EXPECT_EQ(rows[i].work, "time");
+      EXPECT_EQ(rows[i].target, 1.15);
+      EXPECT_GT(rows[i].ratio, 0.2) << rows[i].name << ": a prediction of another size";
+      EXPECT_LT(rows[i].ratio, 5) << rows[i].name;
+    }
+    EXPECT_NEAR(size.first / rows[1].ours, rows[2].ours, 0.01 * rows[2].ours) << "tokens/s are of the tree's seconds";
+    EXPECT_EQ(rows[4].work, "memory");
+    EXPECT_GT(rows[4].ours, 0);
+    EXPECT_NE(rows[5].note.find("not run: peer torch: no such model"), std::string::npos) << rows[5].note;
+  }
+  options.sets = {"budget"};
+  int ways = 0;
+  double least = 1e9;
+  const Status status = RunTreeBench(*engine, options, [&](const Row& row, const std::optional<Sharing>&) {
+    if (row.work != "memory") return;
+    ++ways;
+    EXPECT_EQ(row.ratio, 1) << row.name << ": what is planned is what is held";
+    EXPECT_LE(row.ours, least + 1e-9) << row.name;
+    least = row.ours;
+  });
+  EXPECT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(ways, 5);
+}
+
+// Could go wrong: a run's rows are measured as other trees than the trainer makes of them.
+TEST(TreeBench, RowsOfARunAreItsTrees) {
+  const std::string path = testing::TempDir() + "rows.jsonl";
+  // Two calls of one rollout, the second with the first in its history, and another rollout; a token drawn is one wherever it stands.
+  ASSERT_TRUE(WriteFile(path,
+                        R"({"step":1,"group":3,"rollout":0,"sequence":0,"inv_temperature":1,"ids":[1,2,3,4],"mask":[0,0,1,1],"versions":[null,null,0,0]})" "\n"
+                        R"({"step":1,"group":3,"rollout":0,"sequence":1,"inv_temperature":1,"ids":[1,2,3,5],"mask":[0,0,0,1],"versions":[null,null,0,0]})" "\n"
+                        R"({"step":1,"group":4,"rollout":1,"sequence":0,"inv_temperature":1,"ids":[1,2,7],"mask":[0,0,1],"versions":[null,null,1]})" "\n"
+                        R"({"step":2,"group":5,"rollout":0,"sequence":0,"inv_temperature":1,"ids":[9,8],"mask":[0,1],"versions":[null,1]})" "\n")
+                  .ok());
+  const auto sets = TreeSetsOfRows(path, 16);
+  ASSERT_TRUE(sets.ok()) << sets.status().ToString();
+  ASSERT_EQ(sets->size(), 2u);
+  const Batch batch = BuildBatch((*sets)[0].groups, {}).value();
+  EXPECT_EQ(batch.chunks[0].tree.token, (std::vector<int32_t>{1, 2, 3, 4, 5, 7}));
+  EXPECT_EQ(batch.chunks[0].wanted, (std::vector<uint8_t>{0, 0, 1, 1, 1, 1}));
+  EXPECT_EQ(batch.logical_tokens, 11);
+  const auto refused = TreeSetsOfRows(path, 9);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.status().message().find("line 4"), std::string::npos) << refused.status().message();
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ double Pairs(const engine::TreeBatch& tree) {
 class TreeBench {
  public:
   TreeBench(engine::Engine& engine, const TreeOptions& options, const std::function<void(const Row&, const std::optional<Sharing>&)>& emit)
-      : engine_(engine), options_(options), emit_(emit), tree_pass_(engine), flat_pass_(engine) {}
+      : engine_(engine), options_(options), emit_(emit), tree_pass_(engine), flat_pass_(engine), gauge_pass_(engine) {}
   ~TreeBench() {
     peers_.clear();
     if (!folder_.empty()) (void)RemoveAll(folder_);
@@ -95,12 +95,6 @@ class TreeBench {
     std::vector<std::vector<float>> coef;
     double seconds = 0;  // predicted
   };
-  // Of one set: tree and rows in turn.
-  struct Measured {
-    std::vector<double> tree_s, flat_s;
-    Laid tree, flat;
-  };
-
   const engine::ModelConfig& config() const { return weights_.config(); }
 
   Status LoadWeights() {
@@ -137,7 +131,7 @@ class TreeBench {
     };
     std::vector<PassTime> times;
     TrainPass pass(engine_);
-    for (const Shape& shape : {Shape{6, 64, 63}, Shape{6, 64, 4}, Shape{1, 1024, 16}, Shape{1, 384, 192}, Shape{1, 48, 16}}) {
+    for (const Shape& shape : {Shape{6, 64, 63}, Shape{6, 64, 4}, Shape{1, std::min(1024, config().max_positions), 16}, Shape{1, 384, 192}, Shape{1, 48, 16}}) {
       engine::TreeBuilder builder(/*merge=*/false);
       const float one = 1;
       for (int r = 0; r < shape.rows; ++r) {
@@ -162,6 +156,7 @@ class TreeBench {
       best.forward_s = Median(forward);
       best.backward_s = Median(backward);
       times.push_back(best);
+      if (times.size() == 1) gauge_ = {.tree = tree, .wanted = wanted, .coef = coef, .seconds = best.forward_s + best.backward_s};
     }
     rates_ = engine::FitRates(times);
     Row row{.work = "rates", .name = model_name_, .ours = 1 / (rates_.row + rates_.backward_row), .unit = "tokens/s"};
@@ -170,6 +165,14 @@ class TreeBench {
                                 rates_.backward_head_row * 1e6, rates_.chunk * 1e3);
     row.samples = {row.ours};
     emit_(row, std::nullopt);
+  }
+
+  // How slow the machine is now beside what it was when the rates were measured: what is predicted is predicted of now.
+  double Slowness() {
+    engine::ForwardOptions options;
+    options.wanted = gauge_.wanted;
+    const PassTime t = Time(gauge_pass_, gauge_.tree, options, gauge_.coef);
+    return (t.forward_s + t.backward_s) / gauge_.seconds;
   }
 
   Laid Lay(const std::vector<Group>& groups, const BatchOptions& options) const {
@@ -229,16 +232,19 @@ class TreeBench {
     const Laid tree = Lay(set.groups, kMerged), flat = Lay(set.groups, kRows);
     const Sharing sharing = SharingOf(tree, flat);
     const double tokens = static_cast<double>(sharing.logical_tokens);
-    std::vector<double> tree_s, flat_s;
+    std::vector<double> tree_s, flat_s, tree_expected, flat_expected;
     for (int i = -1; i < options_.samples; ++i) {  // the first of each warms up
+      const double slowness = Slowness();
       const double a = Step(tree_pass_, set.groups, kMerged, tree), b = Step(flat_pass_, set.groups, kRows, flat);
       if (i < 0) continue;
       tree_s.push_back(a);
       flat_s.push_back(b);
+      tree_expected.push_back(slowness * tree.seconds);
+      flat_expected.push_back(slowness * flat.seconds);
     }
     emit_(SpeedUp(set.about, set.shares, Rates(tokens, tree_s), Rates(tokens, flat_s), sharing), sharing);
-    emit_(OfPrediction(set.about + ", tree", tree_s, std::vector<double>(tree_s.size(), tree.seconds)), std::nullopt);
-    emit_(OfPrediction(set.about + ", rows", flat_s, std::vector<double>(flat_s.size(), flat.seconds)), std::nullopt);
+    emit_(OfPrediction(set.about + ", tree", tree_s, tree_expected), std::nullopt);
+    emit_(OfPrediction(set.about + ", rows", flat_s, flat_expected), std::nullopt);
     const double mib = 1 << 20;
     emit_(Beside("memory", set.about, "MiB", "our rows", {static_cast<double>(FreshBytes(set.groups, kMerged, tree)) / mib},
                  {static_cast<double>(FreshBytes(set.groups, kRows, flat)) / mib}),
@@ -270,12 +276,13 @@ class TreeBench {
         Step(tree_pass_, set.groups, kMerged, tree);
         Step(flat_pass_, set.groups, kRows, flat);
       }
+      const double slowness = Slowness();
       tree_s.push_back(Step(tree_pass_, set.groups, kMerged, tree));
       flat_s.push_back(Step(flat_pass_, set.groups, kRows, flat));
       tree_rates.push_back(static_cast<double>(s.logical_tokens) / tree_s.back());
       flat_rates.push_back(static_cast<double>(s.logical_tokens) / flat_s.back());
-      tree_expected.push_back(tree.seconds);
-      flat_expected.push_back(flat.seconds);
+      tree_expected.push_back(slowness * tree.seconds);
+      flat_expected.push_back(slowness * flat.seconds);
     }
     sum.predicted = flat_all / tree_all;
     const std::string about = fmt::format("{} of {} steps of {}", count, steps.size(), std::filesystem::path(options_.rows).filename().string());
@@ -298,17 +305,18 @@ class TreeBench {
       options.chunk_nodes = choice.chunk_nodes;
       options.recompute = choice.recompute;
       TrainPass pass(engine_);
-      std::vector<double> seconds;
-      double predicted = 0;
+      std::vector<double> seconds, expected;
       for (int i = -1; i < options_.samples; ++i) {
+        const double slowness = Slowness();
         const PassTime t = Time(pass, chunk.tree, options, whole.coef[0]);
-        predicted = engine::ForwardSeconds(t.work, rates_) + engine::BackwardSeconds(t.work, rates_);
-        if (i >= 0) seconds.push_back(t.forward_s + t.backward_s);
+        if (i < 0) continue;
+        seconds.push_back(t.forward_s + t.backward_s);
+        expected.push_back(slowness * (engine::ForwardSeconds(t.work, rates_) + engine::BackwardSeconds(t.work, rates_)));
       }
       std::string way = choice.chunk_nodes ? fmt::format("chunks of {}", choice.chunk_nodes) : "whole";
       if (choice.recompute) way += ", layers again";
       const std::string name = fmt::format("{}, in {:.0f} MiB: {}", set.about, static_cast<double>(bytes) / (1 << 20), way);
-      emit_(OfPrediction(name, seconds, std::vector<double>(seconds.size(), predicted)), std::nullopt);
+      emit_(OfPrediction(name, seconds, expected), std::nullopt);
       const double mib = 1 << 20;
       emit_(Beside("memory", name, "MiB", "planned", {static_cast<double>(pass.bytes()) / mib},
                    {static_cast<double>(TrainPass::PlannedBytes(config(), options_.profile, engine_.threads().count(), chunk.tree, options)) / mib}),
@@ -410,7 +418,13 @@ class TreeBench {
   const std::function<void(const Row&, const std::optional<Sharing>&)>& emit_;
   ComputeWeights weights_;
   engine::Gradients grads_;
-  TrainPass tree_pass_, flat_pass_;
+  TrainPass tree_pass_, flat_pass_, gauge_pass_;
+  struct {
+    engine::TreeBatch tree;
+    std::vector<uint8_t> wanted;
+    std::vector<float> coef;
+    double seconds = 0;
+  } gauge_;  // the first of the batches that the rates are of
   engine::PassRates rates_;
   std::string model_name_, folder_;  // the folder: a Hugging Face one that a peer reads
   std::map<std::string, std::unique_ptr<Peer>> peers_;  // by mode

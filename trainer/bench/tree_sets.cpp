@@ -153,8 +153,8 @@ TreeSet MakeTreeSet(const std::string& name, int vocab) {
     set.about = "GRPO, a group of 8, prompt of 256, answers of 32";
     set.groups = {Answers(m, 256, 32, 8)};
   } else if (name == "think_dropped") {
-    set.about = "think-dropped multi-turn, a group of 4, 6 turns";
-    set.groups = {ThinkDropped(m, 4, 6)};
+    set.about = "think-dropped multi-turn, a group of 2, 6 turns";
+    set.groups = {ThinkDropped(m, 2, 6)};
   } else if (name == "row_per_call") {
     set.about = "one row per call, a group of 2, 6 turns";
     set.groups = {RowPerCall(m, 2, 6)};
