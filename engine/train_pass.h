@@ -36,11 +36,11 @@ struct ForwardOptions {
   int chunk_nodes = 0;
   // When set, called once for every node (from engine threads, in no fixed order, several at a time) with its logits times
   // `row_inv_temperature` (NaN: the node's own 1/T) and their log-sum-exp: the distribution of the token after it.
-  std::function<void(int node, const float* logits, float log_sum_exp)> on_row;
+  std::function<void(int node, const float* logits, float log_sum_exp)> on_row = {};
   float row_inv_temperature = 1;
   // When set, called once for every node whose log-probability is computed, in the same way, with what it is read from: its parent's logits
   // times its own 1/T, and their log-sum-exp over its kept tokens.
-  std::function<void(int node, const float* logits, float log_sum_exp)> on_draw;
+  std::function<void(int node, const float* logits, float log_sum_exp)> on_draw = {};
 };
 
 // What a forward and a backward pass do, counted: the arithmetic behind a prediction of its time. Attention pairs are those computed: a page of

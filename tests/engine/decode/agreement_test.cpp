@@ -96,7 +96,7 @@ std::vector<float> TrainerLogprobs(Engine& engine, const ComputeWeights& weights
   std::vector<int32_t> index;
   TreeBatch tree = builder.Build(&index);
   TrainPass pass(engine);
-  auto logprobs = pass.Forward(weights, tree, {.wanted = {}, .keep = false, .on_row = {}});
+  auto logprobs = pass.Forward(weights, tree, {.wanted = {}, .keep = false});
   EXPECT_TRUE(logprobs.ok());
   return {logprobs->begin() + static_cast<int64_t>(r.ids.size()), logprobs->end()};
 }
