@@ -1,6 +1,7 @@
 #include "agents/attempt.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "common/faults.h"
@@ -65,6 +66,15 @@ std::string LastWords(const verifiers::Verdict& verdict) {
 
 bool HasFlag(const std::vector<std::string>& flags, const char* flag) {
   return std::find(flags.begin(), flags.end(), flag) != flags.end();
+}
+
+// As the trainer counts them: calls that sampled anything.
+int64_t TurnsOf(const v1::Trajectory& trajectory) {
+  std::set<int32_t> calls;
+  for (const v1::TokenRun& run : trajectory.runs()) {
+    if (run.provenance() == v1::SAMPLED) calls.insert(run.call());
+  }
+  return static_cast<int64_t>(calls.size());
 }
 
 std::string MetadataJson(const AttemptSpec& spec) {
@@ -205,14 +215,16 @@ AttemptResult AttemptRunner::RunInSandbox(const AttemptSpec& spec, const gateway
         the_case.task_json = TaskCaseJson(spec.task);
         the_case.outcome = result.outcome;
         the_case.final_text = sealed_trajectory.final_text();
+        the_case.turns = TurnsOf(sealed_trajectory);
         the_case.metadata_json = MetadataJson(spec);
         the_case.files = std::move(*files);
         (void)Faults::Get().Hit("agents.verify");
-        const verifiers::Verdict verdict = verifier_.Verify(the_case);
+        const verifiers::Verdict verdict = verifiers::HeldToTurns(verifier_.Verify(the_case), the_case.turns);
         result.trajectory->set_evidence(verdict.evidence_json);
         if (verdict.outcome == verifiers::VerdictOutcome::kScored) {
           result.reward = verdict.reward;
           for (const auto& [name, value] : verdict.components) (*result.trajectory->mutable_components())[name] = value;
+          for (const double reward : verdict.turn_rewards) result.trajectory->add_turn_rewards(reward);
         } else {
           const bool away = SandboxAway(verdict);
           result.outcome = away ? "aborted" : "infra_failure";

@@ -57,6 +57,7 @@ class TreePrinter {
     for (const auto& [name, value] : std::map<std::string, double>(t_.components().begin(), t_.components().end())) {
       out_ += fmt::format("  {}={:.9g}", name, value);
     }
+    for (int turn = 0; turn < t_.turn_rewards_size(); ++turn) out_ += fmt::format("{}{:.9g}", turn == 0 ? "  turns " : " ", t_.turn_rewards(turn));
     out_ += fmt::format("\ntask {}{}  {} calls  {} tokens sampled  {} context  {:.2f} s\n", t_.task_id(),
                         t_.family().empty() ? "" : " [" + t_.family() + "]", t_.calls_size(), sampled, context, t_.wall_s());
     for (const auto& flag : t_.flags()) out_ += Paint(kYellow, "  " + flag) + "\n";
@@ -174,7 +175,13 @@ Result<std::string> TrajectoryJson(const std::string& serialised) {
   for (const auto& [name, value] : std::map<std::string, double>(t.components().begin(), t.components().end())) {
     w.Key(name).Double(value);
   }
-  w.EndObject().Key("evidence");
+  w.EndObject();
+  if (t.turn_rewards_size() > 0) {
+    w.Key("turn_rewards").BeginArray();
+    for (const double reward : t.turn_rewards()) w.Double(reward);
+    w.EndArray();
+  }
+  w.Key("evidence");
   const auto evidence = ParseJson(t.evidence());
   evidence.ok() ? w.Value(*evidence) : w.Null();
   w.Key("flags").BeginArray();

@@ -495,6 +495,11 @@ void CrossCheck(Config& config, Job* job) {
     const Status runs = trainer::CheckAlgorithmForRun(job->algorithm.algorithm, job->pool.S, job->trainer.optimizer_steps());
     if (!runs.ok()) FailAlgorithm(config, runs);
   }
+  // (A verifier outside may give rewards of turns; those that are built in do not.)
+  const bool built_in = std::all_of(job->sources.begin(), job->sources.end(), [](const Job::Source& source) { return source.verifier.kind == "builtin"; });
+  if (job->algorithm.algorithm.reward.process_coef != 1 && built_in) {  // (A resolved job says 1.)
+    config.Fail("algorithm.reward.process_coef", "has no effect: verifiers that are built in give no rewards of turns, one of kind: command may");
+  }
   const int64_t parts = job->trainer.minibatches, optimizer_steps = job->trainer.steps * job->trainer.optimizer_steps();
   if (job->pool.P % parts != 0) {
     config.Fail("trainer.minibatches", std::to_string(parts) + " parts of one size cannot be made of " + std::to_string(job->pool.P) + " groups (pool.groups_per_step)");

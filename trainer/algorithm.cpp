@@ -791,9 +791,6 @@ Status CheckAlgorithmForRun(const Algorithm& a, int64_t staleness, int64_t optim
     return Unimplemented(fmt::format("{}.{}: {}; `temper train loss` computes it", root, path, why));
   };
   if (a.ReadsValues()) return later("advantage.credit", "a job cannot run gae yet: it needs the values of a critic");
-  if (a.reward.process_coef != 1) {
-    return later("reward.process_coef", "a job's verifier gives no rewards of turns yet, so this setting would have no effect");
-  }
   const bool weighted = a.off_policy.weight != OffPolicyWeight::kNone;
   // (A weight says how far the batch's first weights are from those that drew, not how far later steps are from the first.)
   if (!a.loss.kind->reads_old && a.loss.kind->reads_advantages && ((!weighted && staleness > 0) || optimizer_steps > 1)) {

@@ -259,6 +259,7 @@ std::vector<LossGroup> LossGroups(const Batch& batch, bool decoupled, const Othe
       LossRollout& r = out[g].rollouts.emplace_back();
       r.outcome = rollout.outcome;
       r.reward = rollout.reward;
+      r.turn_rewards = rollout.turn_rewards;
       r.wall_s = rollout.wall_s;
       for (const SampledToken& token : batch.samples[g][i]) {
         r.mask.push_back(token.trainable);
@@ -321,7 +322,10 @@ void PermuteRewards(uint64_t seed, std::vector<Group>& groups) {
   for (Group& group : groups) {
     std::sort(group.rollouts.begin(), group.rollouts.end(), [](const Rollout& a, const Rollout& b) { return a.rollout < b.rollout; });
     std::vector<double> rewards;
-    for (const Rollout& r : group.rollouts) rewards.push_back(r.reward);
+    for (Rollout& r : group.rollouts) {
+      rewards.push_back(r.reward);
+      r.turn_rewards.clear();  // of other turns than another rollout has
+    }
     Rng rng = root.Fork("permute_rewards", static_cast<uint64_t>(group.group));
     rng.Shuffle(rewards);
     for (size_t i = 0; i < rewards.size(); ++i) group.rollouts[i].reward = rewards[i];

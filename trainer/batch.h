@@ -110,8 +110,8 @@ std::vector<LossGroup> RecordedLossGroups(const Batch& batch, bool decoupled = f
 std::vector<std::vector<float>> ItemCoefficients(const Batch& batch, const std::vector<std::vector<std::vector<double>>>& coef,
                                                  const std::vector<std::vector<std::vector<std::vector<double>>>>& coef_top = {});
 
-// Rewards exchanged among the rollouts of each group by a permutation drawn from (seed, group): the control whose policy must not
-// learn.
+// Rewards exchanged among the rollouts of each group by a permutation drawn from (seed, group), those of turns dropped: the control whose
+// policy must not learn.
 void PermuteRewards(uint64_t seed, std::vector<Group>& groups);
 
 // Agreement of the trainer with the workers: sampled tokens whose recorded version is the one the trainer scored with.

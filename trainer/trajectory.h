@@ -31,6 +31,7 @@ struct Rollout {
   std::string session;  // for messages
   Outcome outcome = Outcome::kScored;
   double reward = 0;
+  std::vector<double> turn_rewards = {};  // empty, or one a turn: a call that sampled anything, in the order of the calls
   double wall_s = 0;
   std::vector<TokenRun> runs;
 };
@@ -43,7 +44,7 @@ struct Group {
 
 // Parses a serialised temper.v1.Trajectory and checks everything the trainer relies on: parents before children, ids inside the
 // vocabulary, finite logprobs and kept sets that are some and hold the id, one per sampled id, a finite reward where the outcome has
-// one. kInvalidArgument names session and run.
+// one, finite rewards of turns for all turns or none. kInvalidArgument names session and run.
 Result<Rollout> ParseTrajectory(std::string_view bytes, int vocab);
 
 }  // namespace temper::trainer

@@ -1,6 +1,7 @@
 // The wire form of a trajectory: temper.v1.Trajectory.
 #include <cmath>
 #include <map>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -26,7 +27,12 @@ Result<Rollout> ParseTrajectory(std::string_view bytes, int vocab) {
   if (!outcome.ok()) return outcome.status().WithContext("session " + wire.session());
   out.outcome = *outcome;
   if (!std::isfinite(out.reward)) return InvalidArgument("session " + wire.session() + ": the reward is not finite");
+  for (const double reward : wire.turn_rewards()) {
+    if (!std::isfinite(reward)) return InvalidArgument("session " + wire.session() + ": the reward of a turn is not finite");
+    out.turn_rewards.push_back(reward);
+  }
 
+  std::set<int32_t> turns;
   std::map<int32_t, int32_t> index_of_id;
   for (const v1::TokenRun& run : wire.runs()) {
     const auto index = static_cast<int32_t>(out.runs.size());
@@ -47,6 +53,7 @@ Result<Rollout> ParseTrajectory(std::string_view bytes, int vocab) {
       r.ids.push_back(static_cast<int32_t>(id));
     }
     if (!r.sampled) continue;
+    turns.insert(r.call);
     if (run.logprobs_size() != run.ids_size()) {
       return error(index, fmt::format("{} sampled ids, {} logprobs", run.ids_size(), run.logprobs_size()));
     }
@@ -69,6 +76,9 @@ Result<Rollout> ParseTrajectory(std::string_view bytes, int vocab) {
     if (!std::isfinite(r.inv_temperature) || r.inv_temperature <= 0) {
       return error(index, fmt::format("1/temperature is {}", r.inv_temperature));
     }
+  }
+  if (!out.turn_rewards.empty() && out.turn_rewards.size() != turns.size()) {
+    return InvalidArgument(fmt::format("session {}: {} rewards of turns, {} turns", wire.session(), out.turn_rewards.size(), turns.size()));
   }
   return out;
 }

@@ -51,7 +51,7 @@ const char* Name(VerdictOutcome outcome) {
 std::string CaseToJson(const Case& c, bool include_contents) {
   JsonWriter w;
   w.BeginObject().Key("task").Value(ObjectOf(c.task_json)).Key("outcome").String(c.outcome);
-  w.Key("final_text").String(c.final_text).Key("metadata").Value(ObjectOf(c.metadata_json));
+  w.Key("final_text").String(c.final_text).Key("turns").Int(c.turns).Key("metadata").Value(ObjectOf(c.metadata_json));
   w.Key("files").BeginArray();
   for (const File& f : c.files) {
     if (!include_contents) {
@@ -78,7 +78,7 @@ Result<Case> CaseFromJson(const std::string& text) {
   ASSIGN_OR_RETURN(json::value value, ParseJson(text));
   JsonRef ref(value);
   if (!value.is_object()) return InvalidArgument("a case is a JSON object");
-  RETURN_IF_ERROR(ref.OnlyKeys({"task", "outcome", "final_text", "metadata", "files"}));
+  RETURN_IF_ERROR(ref.OnlyKeys({"task", "outcome", "final_text", "turns", "metadata", "files"}));
   Case c;
   for (auto [key, out] : {std::pair{"task", &c.task_json}, {"metadata", &c.metadata_json}}) {
     if (!ref.Has(key)) continue;
@@ -88,6 +88,7 @@ Result<Case> CaseFromJson(const std::string& text) {
   }
   ASSIGN_OR_RETURN(c.outcome, ref.StringOr("outcome", c.outcome));
   ASSIGN_OR_RETURN(c.final_text, ref.StringOr("final_text", ""));
+  ASSIGN_OR_RETURN(c.turns, ref.IntOr("turns", 0));
   if (ref.Has("files")) {
     ASSIGN_OR_RETURN(JsonRef files, ref.Field("files"));
     if (files.value().is_object()) {
@@ -137,9 +138,30 @@ Result<Verdict> ParseVerdict(const std::string& bytes) {
       v.components[std::string(entry.key())] = *number;
     }
   }
+  if (ref.Has("turn_rewards")) {
+    const json::value& rewards = value->as_object().at("turn_rewards");
+    if (!rewards.is_array()) return InvalidArgument("turn_rewards is not a list");
+    for (const json::value& entry : rewards.as_array()) {
+      const std::string path = "turn_rewards[" + std::to_string(v.turn_rewards.size()) + "]";
+      auto number = JsonRef(entry, path).Double();
+      if (!number.ok()) return number.status();
+      if (!std::isfinite(*number)) return InvalidArgument(path + " is not finite");
+      v.turn_rewards.push_back(*number);
+    }
+  }
   v.outcome = VerdictOutcome::kScored;
   v.reward = *reward;
   return v;
+}
+
+Verdict HeldToTurns(Verdict verdict, int64_t turns) {
+  const auto given = static_cast<int64_t>(verdict.turn_rewards.size());
+  if (verdict.outcome != VerdictOutcome::kScored || given == 0 || given == turns) return verdict;
+  Verdict failure;
+  failure.evidence_json = PrintJson(json::object{
+      {"reason", "verdict"},
+      {"message", "turn_rewards has " + std::to_string(given) + " numbers; the rollout has " + std::to_string(turns) + " turns (`turns` of the case)"}});
+  return failure;
 }
 
 std::string VerdictToJson(const Verdict& v) {
@@ -152,7 +174,13 @@ std::string VerdictToJson(const Verdict& v) {
   }
   w.Key("components").BeginObject();
   for (const auto& [name, value] : v.components) w.Key(name).Double(value);
-  w.EndObject().Key("evidence").Value(ObjectOf(v.evidence_json)).EndObject();
+  w.EndObject();
+  if (!v.turn_rewards.empty()) {
+    w.Key("turn_rewards").BeginArray();
+    for (const double reward : v.turn_rewards) w.Double(reward);
+    w.EndArray();
+  }
+  w.Key("evidence").Value(ObjectOf(v.evidence_json)).EndObject();
   return w.Take();
 }
 

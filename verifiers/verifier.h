@@ -22,6 +22,7 @@ struct Verdict {
   VerdictOutcome outcome = VerdictOutcome::kInfraFailure;
   double reward = 0;                         // finite; meaningful only when scored
   std::map<std::string, double> components;  // finite
+  std::vector<double> turn_rewards;          // finite; empty, or one for each turn of the case
   std::string evidence_json = "{}";          // a JSON object; of an infra failure {"reason":…,"message":…,"log":…}
 };
 
@@ -30,11 +31,12 @@ struct Case {
   std::string task_json = "{}";      // a JSON object: the task with its answers, as the task source made it
   std::string outcome = "sealed";    // how the rollout ended before verification
   std::string final_text;            // what the policy said in its last answer, may be empty
+  int64_t turns = 0;                 // calls that the policy answered
   std::string metadata_json = "{}";  // a JSON object: session, group, rollout, attempt…
   std::vector<sandbox::File> files;  // exported state of the agent's sandbox
 };
 // One object without a line end, the standard input of a command verifier:
-//   {"task":{…},"outcome":"…","final_text":"…","metadata":{…},"files":["path",…]}
+//   {"task":{…},"outcome":"…","final_text":"…","turns":3,"metadata":{…},"files":["path",…]}
 // `files` names the regular files, which the verifier finds in its own work folder, /work. With `include_contents` they are
 // objects instead: {"path","text"|"base64"|"link"|"folder":true,"mode"}: what `temper verifier run --case` reads.
 std::string CaseToJson(const Case& c, bool include_contents = false);
@@ -48,10 +50,13 @@ class Verifier {
 };
 
 // Reads what a command wrote to file descriptor 3: exactly one JSON object with a finite number `reward`, optional
-// `components` (finite numbers) and `evidence` (object); other keys are left alone. A verifier may also answer
+// `components` (finite numbers), `turn_rewards` (a list of finite numbers) and `evidence` (object); other keys are left alone. A verifier may also answer
 // {"outcome":"infra_failure","evidence":{…}}. An error says why it is no verdict, which makes it an infra failure.
 Result<Verdict> ParseVerdict(const std::string& bytes);
-// One object as `temper verifier run` prints it: {"outcome":…,"reward":…|null,"components":{…},"evidence":{…}}.
+// Rewards of turns that are not one for each turn of the case make a verdict an infra failure (`verdict`), since nobody knows whose they are.
+Verdict HeldToTurns(Verdict verdict, int64_t turns);
+// One object as `temper verifier run` prints it: {"outcome":…,"reward":…|null,"components":{…},"evidence":{…}}, with
+// "turn_rewards" where there are any.
 std::string VerdictToJson(const Verdict& verdict);
 
 // A command run in a fresh sandbox of its own, made from the case's files.

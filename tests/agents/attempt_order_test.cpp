@@ -35,6 +35,13 @@ struct RecordingGateway final : gateway::GatewayControl {
     if (calls) trajectory->add_calls()->set_finish("stop");
     for (const std::string& flag : flags) trajectory->add_flags(flag);
     trajectory->set_final_text("last words");
+    // Two answers in the first call, one in the second; the third was given no answer.
+    for (const int32_t call : {1, 1, 2}) {
+      v1::TokenRun* run = trajectory->add_runs();
+      run->set_provenance(v1::SAMPLED);
+      run->set_call(call);
+    }
+    trajectory->add_runs()->set_call(3);
     return gateway::Sealed{trajectory, "sealed"};
   }
   Status Abort(const std::string&, const std::string& reason) override {
@@ -80,7 +87,7 @@ struct RecordingVerifier final : verifiers::Verifier {
     return verdict;
   }
   Journal* journal = nullptr;
-  verifiers::Verdict verdict{.outcome = VerdictOutcome::kScored, .reward = 0.75, .components = {{"part", 0.5}}, .evidence_json = R"({"found":1})"};
+  verifiers::Verdict verdict{.outcome = VerdictOutcome::kScored, .reward = 0.75, .components = {{"part", 0.5}}, .turn_rewards = {0.25, -1}, .evidence_json = R"({"found":1})"};
   std::optional<verifiers::Case> seen;
 };
 
@@ -183,11 +190,13 @@ TEST(AttemptRunner, SealsThenExportsThenJudges) {
   ASSERT_TRUE(result.trajectory);
   EXPECT_EQ(result.trajectory->components().at("part"), 0.5);
   EXPECT_EQ(result.trajectory->evidence(), R"({"found":1})");
+  EXPECT_EQ(std::vector<double>(result.trajectory->turn_rewards().begin(), result.trajectory->turn_rewards().end()), (std::vector<double>{0.25, -1}));
   ASSERT_TRUE(world.verifier.seen);
   ASSERT_EQ(world.verifier.seen->files.size(), 1u);
   EXPECT_EQ(world.verifier.seen->files[0].bytes, "behind");
   EXPECT_EQ(world.verifier.seen->outcome, "scored");
   EXPECT_EQ(world.verifier.seen->final_text, "last words");
+  EXPECT_EQ(world.verifier.seen->turns, 2);
   const json::value metadata = ParseJson(world.verifier.seen->metadata_json).value();
   EXPECT_EQ(metadata.at("group").as_int64(), 3);
   EXPECT_EQ(metadata.at("rollout").as_int64(), 1);
@@ -230,6 +239,7 @@ TEST(AttemptRunner, NoFailureOfOurOwnPartsBecomesAReward) {
       {"export failed", [](World& w) { w.sandbox.exported = Internal("read"); }, "infra_failure/sandbox",
        {"create", "play", "seal", "export", "destroy", "abort sandbox"}},
       {"judge failed", [](World& w) { w.verifier.verdict.outcome = VerdictOutcome::kInfraFailure; }, "infra_failure/verifier", judged},
+      {"judge gave rewards of other turns", [](World& w) { w.verifier.verdict.turn_rewards = {1}; }, "infra_failure/verifier", judged},
       {"judge's sandbox service away",
        [](World& w) {
          w.verifier.verdict.outcome = VerdictOutcome::kInfraFailure;

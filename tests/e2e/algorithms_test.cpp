@@ -96,6 +96,38 @@ TEST_P(Algorithms, TheWholeJob) {
   }
 }
 
+// A verifier's rewards of turns, from its sandbox through the record to the loss: outcomes are all equal, so that nothing else could be
+// learnt from.
+TEST(Turns, AVerifiersRewardsAreTrained) {
+  std::string text = ReadFile(std::string(TEMPER_SOURCE_DIR) + "/configs/smoke.yaml").value();
+  text = Replaced(text, "{recipe: cispo, dynamic_sampling: off}",
+                  "{recipe: grpo, advantage: {credit: turn, baseline: group_mean}, reward: {process_coef: 0.5, speed_coef: 0.1}}");
+  text = Replaced(text, "steps: 5", "steps: 3");
+  text = Replaced(text, "{name: files, kind: command, command: [\"{build}/files-verifier\"], timeout_s: 20}",
+                  R"({name: turns, kind: command, timeout_s: 20, command: [/bin/sh, -c, 'n=$(sed "s/.*\"turns\":\([0-9]*\).*/\1/"); r=; )"
+                  R"(for i in $(seq $n); do r="$r${r:+,}$i"; done; echo "{\"reward\":0,\"turn_rewards\":[$r]}" >&3']})");
+  JobProcess job("turns");
+  const std::string file = testing::TempDir() + "/turns.yaml";
+  ASSERT_TRUE(WriteFile(file, text).ok());
+  job.Start({}, {}, file);
+  ASSERT_EQ(job.Wait(300), 0) << job.Output();
+  int64_t several = 0;
+  for (const std::string& line : Split(std::string(Trim(job.Read("metrics.jsonl"))), '\n')) {
+    const json::value value = ParseJson(line).value();
+    EXPECT_EQ(*JsonRef(value).DoubleOr("reward_mean", 1), 0);
+    several += *JsonRef(value).DoubleOr("advantage_std", 0) > 0 && *JsonRef(value).DoubleOr("grad_norm", 0) > 0;
+  }
+  EXPECT_GT(several, 0) << job.Read("metrics.jsonl");
+  std::string shown;
+  ASSERT_EQ(JobProcess::Door({"trajectory", "show", job.folder(), "0.0.1", "--json"}, &shown), 0) << shown;
+  const json::value trajectory = ParseJson(shown).value();
+  const JsonRef rewards = JsonRef(trajectory).Field("turn_rewards").value();
+  double turn = 0;
+  const std::vector<JsonRef> items = rewards.Items().value();
+  for (const JsonRef& reward : items) EXPECT_EQ(reward.Double().value(), ++turn);
+  EXPECT_GE(turn, 1);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     , Algorithms,
     testing::Values(

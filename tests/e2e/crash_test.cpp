@@ -3,6 +3,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -177,6 +179,46 @@ INSTANTIATE_TEST_SUITE_P(Points, TrainerFault,
                            }
                            return name;
                          });
+
+// kill -9 of the trainer at moments nobody chose, several times in one job: its last weights and moments must be those of a job that nobody
+// touched, to the bit. (With staleness 0 the batches are the same: a job is a function of its seed and of trainer.memory.)
+class RandomKills : public testing::TestWithParam<int> {};
+
+TEST_P(RandomKills, EqualNoInterruptionToTheBit) {
+  std::vector<std::string> arguments = kArguments;
+  const std::string ranks = std::to_string(GetParam());
+  for (const std::string& set : {std::string("pool.staleness=0"), std::string("trainer.memory=256MiB"), std::string("trainer.sft.tokens=20000"), "trainer.ranks=" + ranks}) {
+    arguments.insert(arguments.end(), {"--set", set});
+  }
+  JobProcess whole("whole"), cut("cut");
+  whole.Start(arguments);
+  ASSERT_EQ(whole.Wait(240), 0) << whole.Output();
+  const std::string end = "checkpoints/" + std::to_string(kSteps) + "/";
+  ASSERT_FALSE(whole.Read(end + "model.safetensors").empty());
+
+  const auto seed = static_cast<uint32_t>(getpid());
+  std::mt19937 random(seed);
+  std::printf("seed %u, %s ranks:", seed, ranks.c_str());
+  cut.Start(arguments);
+  int kills = 0;
+  for (const int steps : {0, 1, 3, 5, 6}) {
+    if (!cut.WaitSteps(steps, 120)) break;
+    usleep(random() % 900'000);
+    const pid_t trainer = cut.RolePid("trainer");
+    if (trainer < 0 || kill(trainer, SIGKILL) != 0) continue;
+    ++kills;
+    const std::string lines = cut.Read("metrics.jsonl");
+    std::printf(" killed after %d steps;", static_cast<int>(std::count(lines.begin(), lines.end(), '\n')));
+    usleep(300'000);  // the supervisor starts another one
+  }
+  std::printf("\n");
+  ASSERT_EQ(cut.Wait(240), 0) << cut.Output();
+  EXPECT_GE(kills, 3);
+  EXPECT_EQ(*JsonRef(cut.Summary()).IntOr("restarts", 0), kills);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) EXPECT_EQ(whole.Read(end + file), cut.Read(end + file)) << file;
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, RandomKills, testing::Values(1, 2), [](const auto& given) { return "Of" + std::to_string(given.param); });
 
 class Disagreement : public testing::TestWithParam<const char*> {};
 

@@ -46,6 +46,15 @@ TEST(TrajectoryView, Json) {
             R"({"id":2,"parent":0,"provenance":"sampled","ids":[66],"logprobs":[-0.1],"version":4,"mixed":false,"temperature":0.7,"call":0,"choice":1,"trainable":false}]})");
 }
 
+// Rewards of turns could be lost on the way to who looks for what a rollout was worth.
+TEST(TrajectoryView, RewardsOfTurns) {
+  v1::Trajectory t = Example();
+  t.add_turn_rewards(0.5);
+  t.add_turn_rewards(-2);
+  EXPECT_NE(TrajectoryJson(t.SerializeAsString())->find(R"("components":{"files":1},"turn_rewards":[0.5,-2],"evidence")"), std::string::npos);
+  EXPECT_NE(TrajectoryText(t.SerializeAsString(), {})->find("files=1  turns 0.5 -2\n"), std::string::npos);
+}
+
 // Kept sets could be shown beside other tokens, or those of a damaged record shown at all.
 TEST(TrajectoryView, KeptSets) {
   v1::Trajectory t = Example();

@@ -185,6 +185,9 @@ TEST(Job, MistakesAreRefused) {
   EXPECT_EQ(ErrorOf({"trainer.minibatches=2", "algorithm={recipe: grpo, off_policy: {mode: decoupled, weight: token, weight_max: 2}}"}), "");
   EXPECT_NE(ErrorOf({"trainer.epochs=2", "pool.staleness=0", "algorithm={recipe: reinforce, advantage: {baseline: group_mean}}"}).find("algorithm.loss.kind: reinforce has no importance ratio, and 2 optimizer steps"),
             std::string::npos) << ErrorOf({"trainer.epochs=2", "pool.staleness=0", "algorithm={recipe: reinforce, advantage: {baseline: group_mean}}"});
+  EXPECT_NE(ErrorOf({"algorithm.reward={process_coef: 0.5}", "verifier={kind: builtin, name: exact}"}).find("algorithm.reward.process_coef: has no effect"), std::string::npos)
+      << ErrorOf({"algorithm.reward={process_coef: 0.5}", "verifier={kind: builtin, name: exact}"});
+  EXPECT_EQ(ErrorOf({"algorithm.reward={process_coef: 0.5}"}), "");
   EXPECT_NE(ErrorOf({"trainer.ranks=33", "trainer.minibatches=4"}).find("an optimizer step of 32 rollouts keeps no more ranks than that busy"), std::string::npos);
   EXPECT_EQ(ErrorOf({"trainer.ranks=32", "trainer.minibatches=4"}), "");
   EXPECT_EQ(ErrorOf({"trainer.minibatches=2", "pool.max_leases=2", "optimizer.warmup_steps=200"}), "");

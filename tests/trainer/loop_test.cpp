@@ -13,7 +13,9 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <numeric>
+#include <set>
 #include <thread>
 
 #include "common/faults.h"
@@ -167,6 +169,127 @@ TEST_P(LoopTest, MinibatchesAreOptimizerStepsOfTheirOwn) {
   const Status refused = stale.Run(options);
   EXPECT_EQ(refused.code(), StatusCode::kInternal);
   EXPECT_NE(refused.message().find("group 2 of step 1 would be trained 2 optimizer steps stale; the bound is 1"), std::string::npos) << refused.message();
+}
+
+// Rewards of turns could be lost between the record and the loss, go to other turns, or leave a group without a signal out that has one
+// through them alone.
+TEST_P(LoopTest, RewardsOfTurnsAreTrained) {
+  World world(GetParam());
+  TrainerOptions options = Options(Scratch("turns"), GetParam());
+  options.algorithm = ParseAlgorithm(ParseJson(R"({"recipe":"grpo","advantage":{"credit":"turn","gamma":0.9,"scale":"none"},
+      "reward":{"process_coef":0.5,"speed_coef":0.25}})").value()).value();
+  options.steps = 1;
+  world.pool.stop_at = 0;
+  ASSERT_EQ(world.Run(options).code(), StatusCode::kCancelled);  // publishes what the groups are drawn with
+  world.pool.stop_at = -1;
+  world.store[0] = world.pool.Sample(0);
+  std::vector<std::vector<std::vector<double>>> rewards;
+  for (datapool::LeasedGroup& group : world.store[0]) {
+    std::vector<std::vector<double>>& of_group = rewards.emplace_back();
+    for (std::string& member : group.members) {
+      v1::Trajectory wire;
+      ASSERT_TRUE(wire.ParseFromString(member));
+      std::set<int32_t> calls;
+      for (const v1::TokenRun& run : wire.runs()) {
+        if (run.provenance() == v1::SAMPLED) calls.insert(run.call());
+      }
+      wire.set_reward(1);
+      wire.set_wall_s(3.0 + static_cast<double>(of_group.size()));
+      of_group.emplace_back();
+      for (size_t turn = 0; turn < calls.size(); ++turn) {
+        of_group.back().push_back(static_cast<double>((group.group + 3 * static_cast<int64_t>(of_group.size()) + 5 * static_cast<int64_t>(turn)) % 7) / 4);
+        wire.add_turn_rewards(of_group.back().back());
+      }
+      member = wire.SerializeAsString();
+    }
+  }
+  const Status status = world.Run(options);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+
+  // The same from the formulas: the loss over what was drawn, with these rewards.
+  engine::Parameters params = engine::InitParameters(Tiny(), 3);
+  engine::TrainPass pass(*world.engine);
+  const Batch batch = BuildBatch(GroupsOf(world.store[0]), {.max_chunk_nodes = int64_t{1} << 20}).value();
+  const auto weights = engine::ComputeWeights::FromParameters(params, GetParam());
+  const auto logprobs = pass.Forward(weights, batch.chunks[0].tree).value();
+  std::vector<LossGroup> loss_groups;
+  for (size_t g = 0; g < batch.groups.size(); ++g) {
+    LossGroup& group = loss_groups.emplace_back();
+    const auto& leased = *std::find_if(world.store[0].begin(), world.store[0].end(), [&](const auto& l) { return l.group == batch.groups[g].group; });
+    for (size_t i = 0; i < batch.groups[g].rollouts.size(); ++i) {
+      LossRollout& r = group.rollouts.emplace_back();
+      r.reward = 1;
+      r.wall_s = 3.0 + static_cast<double>(i);
+      r.turn_rewards = rewards[static_cast<size_t>(&leased - world.store[0].data())][i];
+      for (const SampledToken& token : batch.samples[g][i]) {
+        r.mask.push_back(1);
+        r.logp_new.push_back(logprobs[static_cast<size_t>(token.node)]);
+        r.logp_old.push_back(token.logprob);
+        r.turn.push_back(token.turn);
+      }
+    }
+  }
+  const LossResult loss = ComputeLoss(options.algorithm.algorithm, loss_groups);
+  const json::value line = Lines(options.run_dir + "/metrics.jsonl").at(0);
+  EXPECT_EQ(line.at("reward_mean").to_number<double>(), 1.0) << "the outcome alone";
+  EXPECT_NEAR(line.at("loss").to_number<double>(), loss.loss, 1e-12);
+  EXPECT_NEAR(line.at("advantage_std").to_number<double>(), loss.metrics.advantage.deviation, 1e-12);
+  EXPECT_GT(loss.metrics.advantage.deviation, 0.1) << "all outcomes are equal";
+  engine::Gradients grads(Tiny());
+  pass.Backward(ItemCoefficients(batch, loss.coef)[0], grads);
+  double squares = 0;
+  for (const float g : grads.flat()) squares += static_cast<double>(g) * g;
+  EXPECT_NEAR(line.at("grad_norm").to_number<double>(), std::sqrt(squares), 1e-4 * std::sqrt(squares));
+
+  v1::Trajectory wire;
+  ASSERT_TRUE(wire.ParseFromString(world.store[0][0].members[0]));
+  wire.add_turn_rewards(1);
+  EXPECT_NE(ParseTrajectory(wire.SerializeAsString(), kVocab).status().message().find("rewards of turns, "), std::string::npos);
+  wire.clear_turn_rewards();
+  wire.add_turn_rewards(std::numeric_limits<double>::infinity());
+  EXPECT_NE(ParseTrajectory(wire.SerializeAsString(), kVocab).status().message().find("not finite"), std::string::npos);
+}
+
+// A checkpoint could be a model that only the trainer reads, or one that a rollback left behind half old and half new.
+TEST(Loop, EveryCheckpointIsAModelAlsoAfterARollback) {
+  World world(kBf16);
+  TrainerOptions options = Options(Scratch("models"), kBf16);
+  options.keep = 9;
+  ASSERT_TRUE(world.Run(options).ok());
+  ASSERT_TRUE(AppendFile(options.run_dir + "/checkpoints/6/model.safetensors", "x").ok());  // the run goes back to 4
+  ASSERT_TRUE(world.Run(options).ok());
+  engine::TrainPass pass(*world.engine);
+  const Batch batch = BuildBatch(GroupsOf(world.store.at(0)), {.max_chunk_nodes = int64_t{1} << 20}).value();
+  const auto score = [&](const engine::Parameters& params) {
+    const auto weights = engine::ComputeWeights::FromParameters(params, kBf16);
+    std::vector<float> scores;
+    engine::ForwardOptions forward;
+    std::map<int, std::vector<float>> logits;
+    std::mutex mutex;
+    forward.on_row = [&](int node, const float* row, float) {
+      const std::lock_guard lock(mutex);
+      logits[node].assign(row, row + kVocab);
+    };
+    EXPECT_TRUE(pass.Forward(weights, batch.chunks[0].tree, forward).ok());
+    for (const auto& [node, row] : logits) scores.insert(scores.end(), row.begin(), row.end());
+    return scores;
+  };
+  std::vector<std::vector<float>> seen;
+  const std::vector<std::string> steps = ListDir(options.run_dir + "/checkpoints").value();
+  for (const std::string& step : steps) {
+    const Result<engine::ModelFile> model = engine::LoadModel(options.run_dir + "/checkpoints/" + step);
+    ASSERT_TRUE(model.ok()) << model.status().ToString();
+    EXPECT_EQ(model->config, Tiny());
+    EXPECT_EQ(model->text.tokenizer_json, SomeText().tokenizer_json);
+    const std::string exported = Scratch("exported");
+    ASSERT_TRUE(engine::SaveHuggingFace(exported, model->config, model->params, model->text, engine::FileType::kF32).ok());
+    const std::vector<float> logits = score(model->params);
+    EXPECT_EQ(score(engine::LoadModel(exported)->params), logits) << step;
+    for (const std::vector<float>& other : seen) EXPECT_NE(other, logits) << step;
+    seen.push_back(logits);
+  }
+  ASSERT_EQ(seen.size(), 4u);  // 0, 2, 4, 6
+  EXPECT_EQ(score(LoadNewestCheckpoint(options.run_dir)->params), seen.back());
 }
 
 // A batch that is gone through again could be trained as another one would: with ratios to other weights, other moments, another schedule.

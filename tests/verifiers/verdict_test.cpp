@@ -23,6 +23,10 @@ TEST(Verdict, GoodOnes) {
   EXPECT_EQ(v->components, (std::map<std::string, double>{{"a", 1}, {"b", -2.5}}));
   EXPECT_EQ(v->evidence_json, R"({"why":[1,2]})");
   EXPECT_EQ(VerdictToJson(*v), R"({"outcome":"scored","reward":0.25,"components":{"a":1,"b":-2.5},"evidence":{"why":[1,2]}})");
+  v = ParseVerdict(R"({"reward":1,"turn_rewards":[0.5,-1,0]})");
+  ASSERT_TRUE(v.ok()) << v.status().ToString();
+  EXPECT_EQ(v->turn_rewards, (std::vector<double>{0.5, -1, 0}));
+  EXPECT_EQ(VerdictToJson(*v), R"({"outcome":"scored","reward":1,"components":{},"turn_rewards":[0.5,-1,0],"evidence":{}})");
   v = ParseVerdict(R"({"reward":1})");
   ASSERT_TRUE(v.ok());
   EXPECT_EQ(v->outcome, VerdictOutcome::kScored);
@@ -38,11 +42,25 @@ TEST(Verdict, EverythingElseIsNone) {
                           "{\"reward\":NaN}", "{\"reward\":Infinity}", "{\"reward\":-Infinity}", "{\"reward\":1e999}", "{\"reward\":nan}",
                           "{\"reward\":1}{\"reward\":1}", "{\"reward\":1}\n{\"reward\":1}\n", "{\"reward\":1} x", "x{\"reward\":1}", "{\"reward\":1",
                           "{\"reward\":1,\"reward\":0}", "{\"reward\":1,}", "{'reward':1}", "{\"reward\":1,\"components\":[]}",
-                          "{\"reward\":1,\"components\":{\"a\":\"1\"}}", "{\"reward\":1,\"components\":{\"a\":1e999}}", "{\"reward\":1,\"evidence\":3}",
+                          "{\"reward\":1,\"components\":{\"a\":\"1\"}}", "{\"reward\":1,\"components\":{\"a\":1e999}}", "{\"reward\":1,\"evidence\":3}", "{\"reward\":1,\"turn_rewards\":{}}", "{\"reward\":1,\"turn_rewards\":[1,null]}",
+                          "{\"reward\":1,\"turn_rewards\":[1e999]}", "{\"turn_rewards\":[1]}",
                           "{\"reward\":1,\"outcome\":\"passed\"}", "{\"reward\":1,\"outcome\":1}", "{\"reward\":1,\"evidence\":\"\xff\"}", "\xef\xbb\xbf{\"reward\":1}"}) {
     EXPECT_FALSE(ParseVerdict(bad).ok()) << bad;
   }
   EXPECT_FALSE(ParseVerdict(std::string("{\"reward\":1}\0", 13)).ok());
+}
+
+// What could go wrong: rewards of turns are given to others than they were meant for.
+TEST(Verdict, RewardsOfTurnsAreOneATurn) {
+  const Verdict good = ParseVerdict(R"({"reward":1,"turn_rewards":[0.5,2]})").value();
+  EXPECT_EQ(HeldToTurns(good, 2).turn_rewards.size(), 2u);
+  EXPECT_EQ(HeldToTurns(ParseVerdict(R"({"reward":1})").value(), 2).outcome, VerdictOutcome::kScored);
+  for (const int64_t turns : {0, 1, 3}) {
+    const Verdict held = HeldToTurns(good, turns);
+    EXPECT_EQ(held.outcome, VerdictOutcome::kInfraFailure) << turns;
+    EXPECT_THAT(held.evidence_json, HasSubstr("turn_rewards has 2 numbers; the rollout has " + std::to_string(turns) + " turns"));
+    EXPECT_EQ(held.reward, 0);
+  }
 }
 
 // What could go wrong: rubbish crashes us, or a reward that is no number comes through.
@@ -103,11 +121,12 @@ TEST(Case, RoundTrip) {
   c.task_json = R"({"id":"t1","answer":{"x":[1.5,null]}})";
   c.outcome = "truncated";
   c.final_text = "bye \"q\" \xc3\xa9";
+  c.turns = 3;
   c.metadata_json = R"({"group":3})";
   c.files = {{"d", "", 0755, File::Kind::kFolder}, {"d/a.txt", "text\n", 0640, File::Kind::kRegular},
              {"bin", std::string("\0\xff", 2), 0755, File::Kind::kRegular}, {"l", "../x", 0777, File::Kind::kLink}};
   EXPECT_EQ(CaseToJson(c),
-            R"({"task":{"id":"t1","answer":{"x":[1.5,null]}},"outcome":"truncated","final_text":"bye \"q\" é","metadata":{"group":3},"files":["d/a.txt","bin"]})");
+            R"({"task":{"id":"t1","answer":{"x":[1.5,null]}},"outcome":"truncated","final_text":"bye \"q\" é","turns":3,"metadata":{"group":3},"files":["d/a.txt","bin"]})");
   auto back = CaseFromJson(CaseToJson(c, true));
   ASSERT_TRUE(back.ok()) << back.status().ToString();
   c.files[3].mode = back->files[3].mode;  // a link has none
