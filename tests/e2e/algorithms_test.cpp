@@ -51,7 +51,7 @@ TEST_P(Algorithms, TheWholeJob) {
   text = Replaced(text, "  sft: {source: demonstrations, tokens: 150000, poor_fraction: 0.5, batch_tokens: 256, lr: 3.0e-3}\n", "");
   std::string more = c.trainer;
   if (more.find("{run}") != std::string::npos) more = Replaced(more, "{run}", models);
-  text = Replaced(text, "  prove_tree: first_step\n", "  prove_tree: first_step\n" + more);
+  text = Replaced(text, "  keep: 2\n", "  keep: 2\n" + more);
   JobProcess job(std::string("algorithm_") + c.name);
   const std::string file = testing::TempDir() + "/algorithm_" + c.name + ".yaml";
   ASSERT_TRUE(WriteFile(file, text).ok());

@@ -47,14 +47,14 @@ const std::vector<Edit>& Table() {
       {"lr: 4.0e-4", "learning_rate: 4.0e-4", 27, "optimizer.learning_rate: unknown key"},
       {"  steps: 5", "  step: 5", 29, "trainer.step: unknown key"},
       {"poor_fraction: 0.5", "poor: 0.5", 30, "trainer.sft.poor: unknown key"},
-      {"workers: 1", "worker: 1", 34, "rollout.worker: unknown key"},
-      {"every: 5", "evry: 5", 35, "eval.evry: unknown key"},
+      {"workers: 1", "worker: 1", 33, "rollout.worker: unknown key"},
+      {"every: 5", "evry: 5", 34, "eval.evry: unknown key"},
       // Models beside the policy.
       {"  steps: 5", "  steps: 5\n  teacher: models/none", 30, "trainer.teacher: has no effect: only algorithm.distillation reads a teacher"},
       {"  steps: 5", "  steps: 5\n  reference: start", 30, "trainer.reference: has no effect: only algorithm.kl and the loss kinds dpo and ipo"},
       {"{recipe: cispo, dynamic_sampling: off}", "{recipe: opd}", 28, "trainer.teacher"},
       {"{recipe: cispo, dynamic_sampling: off}", "{recipe: dpo}", 24, "pool.group_size: loss kind dpo takes pairs: 2"},
-      {"  prove_tree: first_step", "  prove_tree: first_step\n  prove_every: 2", 32, "trainer.prove_every: is read with prove_tree: every_n only"},
+      {"  checkpoint_every: 2", "  checkpoint_every: 2\n  prove_every: 2", 32, "trainer.prove_every: is read with prove_tree: every_n only"},
       {"lr: 4.0e-4", "lr: 4.0e-4, decay_steps: 3", 27, "optimizer.decay_steps: is read with schedule: wsd only"},
       {"lr: 4.0e-4", "lr: 4.0e-4, schedule: wsd, decay_steps: 6", 27, "optimizer.decay_steps: with the warm-up longer than the job"},
       // Wrong types.
@@ -76,7 +76,7 @@ const std::vector<Edit>& Table() {
       {"memory: 64MiB", "memory: -64MiB", 18, "sandbox.memory"},
       {"groups_per_step: 4", "groups_per_step: 0", 22, "pool.groups_per_step: 0 is out of range"},
       {"staleness: 1", "staleness: -1", 23, "pool.staleness: -1 is out of range"},
-      {"checkpoint_every: 2", "checkpoint_every: -2", 32, "trainer.checkpoint_every: -2 is out of range"},
+      {"checkpoint_every: 2", "checkpoint_every: -2", 31, "trainer.checkpoint_every: -2 is out of range"},
       {"fraction: 0.3", "fraction: 1.5", 25, "pool.window.fraction: 1.5 is out of range"},
       // Impossible together, or without effect.
       {kWindow, "window: {policy: anchored, size: 99}", 25, "pool.window.size: 99 is wider than the 8 groups"},
@@ -91,7 +91,7 @@ const std::vector<Edit>& Table() {
       {"top_p: 1.0", "top_k: 100000", 17, "sampling.top_k: 100000 has no effect, the model has "},
       {"top_p: 1.0", "repetition_stop: 24", 17, "sampling.repetition_stop: has no effect"},
       {"max_tokens: 24", "max_tokens: 100000", 17, "sampling.max_tokens: more than the model has positions"},
-      {"prove_tree: first_step", "prove_tree: first_step\n  tree: off", 31, "no effect"},
+      {"  checkpoint_every: 2", "  checkpoint_every: 2\n  tree: off\n  prove_tree: first_step", 33, "no effect"},
       {"recipe: cispo,", "recipe: cispo, advantage: {gamma: 0.9},", 20, "gamma"},
       // Unknown names, missing files.
       {"recipe: cispo", "recipe: cipso", 20, "algorithm.recipe: no recipe 'cipso'. Did you mean 'cispo'?"},

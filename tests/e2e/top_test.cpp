@@ -151,10 +151,10 @@ TEST(Watching, AJobThatIsKilledAndResumed) {
   EXPECT_EQ(job.Remains(), "");
   EXPECT_EQ(JobProcess::Door({"sandbox", "remains", "--run", job.folder(), "--wait", "10"}, &output), 0) << output;
   EXPECT_EQ(output, "");
-  // Phases are looked at twice a second: these two take longer here.
+  // Phases are looked at twice a second: these two take longer here. (What is told of them, if anything is known yet, depends on the moment.)
   const std::string told = job.Output();
-  EXPECT_NE(told.find("\nwarm-up: step "), std::string::npos) << told;
-  EXPECT_NE(told.find("\nevaluating: "), std::string::npos) << told;
+  EXPECT_NE(told.find("\nwarm-up"), std::string::npos) << told;
+  EXPECT_NE(told.find("\nevaluating"), std::string::npos) << told;
   EXPECT_GT(NumberBefore(job.Output(), "step 2/40 ", " tok/s training"), 0) << job.Output();
   const job::CurvePoint before = job::ReadCurve(job.folder())->points.back();
   ASSERT_LT(before.step, 30) << "time for two more starts";
