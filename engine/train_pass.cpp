@@ -51,15 +51,15 @@ struct TreePlan {
   int pages = 0;         // and the most that any chunk has of its own
 };
 
-// Where chunks of at most `rows` rows begin. A start close to a root has little above it, so of the last quarter of a chunk the
-// shallowest row begins the next one.
+// Where chunks of at most `rows` rows begin. A start close to a root has little above it, so the next chunk may begin up to a quarter early, at a
+// row that is shallower by more than the rows given up for it.
 std::vector<int32_t> Cuts(const TreeBatch& tree, int rows) {
   std::vector<int32_t> cuts = {0};
   while (rows > 0 && cuts.back() + rows < tree.size()) {
     const int begin = cuts.back();
     int best = begin + rows;
     for (int i = begin + rows; i > begin && i >= begin + rows - rows / 4; --i) {
-      if (tree.pos[i] < tree.pos[best]) best = i;
+      if (tree.pos[i] - i < tree.pos[best] - best) best = i;
     }
     cuts.push_back(best);
   }
@@ -363,6 +363,36 @@ size_t PassBytes(const ModelConfig& c, Profile profile, int threads, const Sizes
   return n + busy * r(std::max(scratch, attention)) + (threads - busy) * r(scratch);
 }
 
+PassWork WorkOf(const ModelConfig& c, const TreePlan& plan, const Heads& head, const ForwardOptions& options) {
+  std::vector<int> windows;
+  for (int l = 0; l < c.layers; ++l) windows.push_back(LayerOf(c, l).window);
+  PassWork w;
+  w.chunks = static_cast<double>(plan.chunks.size());
+  w.forward_head_rows = static_cast<double>(head.rows.size());
+  for (const Chunk& chunk : plan.chunks) {
+    double pairs = 0;
+    for (const Plan::Tile& tile : chunk.plan.tiles) {
+      for (const int window : windows) {
+        const int passed = window ? std::max(0, tile.first_position - window + 1) / kPagePositions : 0;
+        pairs += static_cast<double>(tile.tokens) * (tile.pages - passed) * kPagePositions / c.layers;
+      }
+    }
+    w.forward_rows += chunk.plan.rows();
+    w.forward_pairs += pairs;
+    if (!options.keep) continue;
+    // The last chunk is still there when the backward pass begins.
+    const int times = (&chunk != &plan.chunks.back()) + options.recompute;
+    w.again_rows += times * chunk.plan.rows();
+    w.again_pairs += times * pairs;
+  }
+  if (!options.keep) return w;
+  w.backward_rows = w.forward_rows;
+  w.backward_pairs = w.forward_pairs;
+  w.backward_head_rows = w.forward_head_rows;
+  if (!KeepsLogits(c, SizesOf(c, plan, head, options))) w.again_head_rows = w.forward_head_rows;
+  return w;
+}
+
 }  // namespace
 
 struct TrainPass::State {
@@ -430,33 +460,7 @@ size_t TrainPass::PlannedBytes(const ModelConfig& c, Profile profile, int thread
 }
 
 PassWork TrainPass::CountWork(const ModelConfig& c, const TreeBatch& tree, const ForwardOptions& options) {
-  const TreePlan plan = PlanTree(tree, TileTokens(c), options.chunk_nodes);
-  const Heads head = HeadOf(tree, options.wanted);
-  double pairs = 0;
-  for (int l = 0; l < c.layers; ++l) {
-    const int window = LayerOf(c, l).window;
-    for (const Chunk& chunk : plan.chunks) {
-      for (const Plan::Tile& tile : chunk.plan.tiles) {
-        const int passed = window ? std::max(0, tile.first_position - window + 1) / kPagePositions : 0;
-        pairs += static_cast<double>(tile.tokens) * (tile.pages - passed) * kPagePositions;
-      }
-    }
-  }
-  pairs /= c.layers;
-  PassWork w;
-  w.chunks = static_cast<double>(plan.chunks.size());
-  w.forward_rows = tree.size();
-  w.forward_pairs = pairs;
-  w.forward_head_rows = static_cast<double>(head.rows.size());
-  if (!options.keep) return w;
-  w.backward_rows = w.forward_rows;
-  w.backward_pairs = pairs;
-  w.backward_head_rows = w.forward_head_rows;
-  const int times = (plan.chunks.size() > 1) + options.recompute;  // a chunk's layers, then each layer of its own
-  w.again_rows = times * w.forward_rows;
-  w.again_pairs = times * pairs;
-  if (!KeepsLogits(c, SizesOf(c, plan, head, options))) w.again_head_rows = w.forward_head_rows;
-  return w;
+  return WorkOf(c, PlanTree(tree, TileTokens(c), options.chunk_nodes), HeadOf(tree, options.wanted), options);
 }
 
 size_t TrainPass::EstimateBytes(const ModelConfig& c, Profile profile, int64_t nodes, int64_t branches, bool recompute) {
@@ -475,33 +479,44 @@ size_t TrainPass::EstimateBytes(const ModelConfig& c, Profile profile, int64_t n
 }
 
 PassChoice ChoosePass(const ModelConfig& c, Profile profile, const TreeBatch& tree, std::span<const uint8_t> wanted, size_t bytes) {
+  // Of the arithmetic only what the ways differ in: what is done again, and what each chunk adds. (A fixed price, and no rate of this machine:
+  // with the choice the last bits of a gradient would be the machine's.)
+  const double layer = static_cast<double>(c.width) * (2.0 * c.q_dim() + 2.0 * c.kv_dim() + 3.0 * c.ffn), row = 2 * c.layers * layer;
+  const double pair = 4.0 * c.layers * c.q_dim(), head_row = 2.0 * c.width * c.vocab;
+  // A chunk reads and writes the gradient of every weight and turns every matrix: as long as so many rows take.
+  constexpr double kChunkRows = 64;
   const Heads head = HeadOf(tree, wanted);
-  PassChoice least;
-  // Whether this way fits; the least of all that were tried is kept.
-  const auto fits = [&](int chunk_nodes, bool recompute) {
+  PassChoice best, least;
+  double best_cost = 0;
+  // Whether this way fits.
+  const auto consider = [&](int chunk_nodes, bool recompute) {
     ForwardOptions options;
+    options.wanted = wanted;
     options.chunk_nodes = chunk_nodes;
     options.recompute = recompute;
-    const size_t need = PassBytes(c, profile, kPlannedThreads, SizesOf(c, PlanTree(tree, TileTokens(c), chunk_nodes), head, options));
-    if (least.bytes == 0 || need < least.bytes || need <= bytes) least = {chunk_nodes, recompute, need};
-    return need <= bytes;
+    const TreePlan plan = PlanTree(tree, TileTokens(c), chunk_nodes);
+    const size_t need = PassBytes(c, profile, kPlannedThreads, SizesOf(c, plan, head, options));
+    if (least.bytes == 0 || need < least.bytes) least = {chunk_nodes, recompute, need};
+    if (need > bytes) return false;
+    const PassWork w = WorkOf(c, plan, head, options);
+    const double cost = w.again_rows * row + w.again_pairs * pair + w.again_head_rows * head_row + w.chunks * kChunkRows * (row + head_row);
+    if (best.bytes == 0 || cost < best_cost) {
+      best = {chunk_nodes, recompute, need};
+      best_cost = cost;
+    }
+    return true;
   };
-  for (const bool recompute : {false, true}) {
-    if (fits(0, recompute)) return least;
-  }
-  // Chunks of 64 or 96 nodes times a power of two. Small ones are not worth their arithmetic: each adds to every gradient of a weight.
-  constexpr int kWorthKeeping = 512;
+  if (consider(0, false)) return best;
+  consider(0, true);
   std::vector<int> sizes;
   for (int64_t n = 64; n < tree.size(); n *= 2) {
     sizes.push_back(static_cast<int>(n));
     if (n + n / 2 < tree.size()) sizes.push_back(static_cast<int>(n + n / 2));
   }
-  for (const bool recompute : {false, true}) {
-    for (size_t i = sizes.size(); i-- > 0 && (recompute || sizes[i] >= kWorthKeeping);) {
-      if (fits(sizes[i], recompute)) return least;
-    }
+  for (size_t i = sizes.size(); i-- > 0;) {
+    if (!consider(sizes[i], false)) consider(sizes[i], true);
   }
-  return least;
+  return best.bytes ? best : least;
 }
 
 void TrainPass::State::PreparePages(const ModelConfig& c, Profile profile) {
@@ -584,8 +599,9 @@ Result<std::span<const float>> TrainPass::Forward(const ComputeWeights& weights,
   s.logits_kept = options.keep && one && s.head.rows.size() * c.vocab * sizeof(float) <= kKeepLogitsBytes;
   float* logits = s.logits_kept ? s.logits.Get<float>(std::max<size_t>(1, s.head.rows.size()) * c.vocab) : nullptr;
   for (const Chunk& chunk : s.tree_plan.chunks) {
-    // Of several chunks nothing stays but the shared pages: the backward pass computes each of them again.
-    s.ForwardChunk(chunk, !options.keep || !one ? Keep::kNothing : options.recompute ? Keep::kInputs : Keep::kAll);
+    // Of several chunks nothing stays but the shared pages and the last chunk, with which the backward pass begins; it computes the others again.
+    const bool stays = options.keep && &chunk == &s.tree_plan.chunks.back();
+    s.ForwardChunk(chunk, !stays ? Keep::kNothing : options.recompute ? Keep::kInputs : Keep::kAll);
     s.Score(options, logits);
   }
   s.ready = options.keep;
@@ -641,7 +657,7 @@ void TrainPass::Backward(std::span<const float> coef, Gradients& grads) {
   const size_t floats = static_cast<size_t>(c.layers) * s.tree_plan.shared_pages * c.kv_heads * kPagePositions * Shapes(c).head_width;
   for (Buffer* b : {&s.shared_dk, &s.shared_dv}) std::memset(b->Get<float>(std::max<size_t>(1, floats)), 0, floats * sizeof(float));
   for (size_t k = chunks.size(); k-- > 0;) {
-    s.ForwardChunk(chunks[k], s.recompute ? Keep::kInputs : Keep::kAll);
+    if (k + 1 < chunks.size()) s.ForwardChunk(chunks[k], s.recompute ? Keep::kInputs : Keep::kAll);
     s.BackwardChunk(coef, grads);
   }
 }

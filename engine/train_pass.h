@@ -32,7 +32,7 @@ struct ForwardOptions {
   bool recompute = false;
   // Above 0: the tree is computed in pre-order chunks of at most so many nodes, of which one has its activations at a time; what chunks
   // share are the keys and values of root paths and, in fp32, their gradients. The same log-probabilities to the bit, the same gradient up
-  // to the order of sums; the forward pass is done twice.
+  // to the order of sums; the forward pass is done twice, but for the last chunk, which is there when Backward begins.
   int chunk_nodes = 0;
   // When set, called once for every node (from engine threads, in no fixed order, several at a time) with its logits times
   // `row_inv_temperature` (NaN: the node's own 1/T) and their log-sum-exp: the distribution of the token after it.
@@ -98,8 +98,9 @@ struct PassChoice {
   bool recompute = false;
   size_t bytes = 0;
 };
-// The cheapest way that fits into `bytes`: everything kept; layers computed again; the largest chunks that fit; those with layers computed
-// again. Where nothing fits, the least of all. A pure function of its arguments. `wanted` as in ForwardOptions.
+// Of the ways that fit into `bytes` the one with the least arithmetic, by the model's sizes (PassWork, and what each chunk adds): everything kept;
+// layers computed again; chunks of 64 or 96 nodes times a power of two; those with layers computed again. Where nothing fits, the least of all.
+// A pure function of its arguments. `wanted` as in ForwardOptions.
 PassChoice ChoosePass(const ModelConfig& config, Profile profile, const TreeBatch& tree, std::span<const uint8_t> wanted, size_t bytes);
 
 }  // namespace temper::engine

@@ -58,7 +58,7 @@ class Peak : public testing::TestWithParam<Shape> {};
 TEST_P(Peak, IsAsPlanned) { Hold(GetParam(), 1); }
 INSTANTIATE_TEST_SUITE_P(Quickstart, Peak,
                          testing::Values(Shape{"step", "quickstart", "bf16", 16, 256}, Shape{"step", "quickstart", "f32", 16, 128},
-                                         Shape{"step", "quickstart", "f32", 1, 3000, 0.1, true, false},
+                                         Shape{"step", "quickstart", "f32", 1, 3000, 0.01, true, true},
                                          Shape{"step", "quickstart", "bf16", 1, 4000, 0.06, false, true},
                                          Shape{"score", "quickstart", "bf16", 1, 8000}, Shape{"score", "quickstart", "f32", 4, 1500},
                                          Shape{"decode", "quickstart", "bf16", 64, 640}, Shape{"decode", "quickstart", "f32", 16, 1000}));
@@ -67,13 +67,13 @@ class PeakLong : public testing::TestWithParam<Shape> {};
 TEST_P(PeakLong, IsAsPlanned) { Hold(GetParam(), 8); }
 INSTANTIATE_TEST_SUITE_P(SmolLM2, PeakLong,
                          testing::Values(Shape{"step", "smollm2", "bf16", 2, 512}, Shape{"step", "smollm2", "f32", 2, 256},
-                                         Shape{"step", "smollm2", "bf16", 1, 2048, 1, true, false},
-                                         Shape{"step", "smollm2", "bf16", 1, 2048, 0.85, true, true},
+                                         Shape{"step", "smollm2", "bf16", 1, 2048, 0.6, true, false},
+                                         Shape{"step", "smollm2", "bf16", 1, 2048, 0.4, false, true},
                                          Shape{"score", "smollm2", "bf16", 1, 4096}, Shape{"score", "smollm2", "f32", 4, 512},
                                          Shape{"decode", "smollm2", "bf16", 16, 512}, Shape{"decode", "smollm2", "f32", 8, 256}));
-INSTANTIATE_TEST_SUITE_P(Row8k, PeakLong, testing::Values(Shape{"step", "smollm2", "bf16", 1, 8192, 2, true, false}));
+INSTANTIATE_TEST_SUITE_P(Row8k, PeakLong, testing::Values(Shape{"step", "smollm2", "bf16", 1, 8192, 2, false, true}));
 // An optimizer step over one row of 32k tokens in 8 GiB; the pass may take what weights, gradients and moments leave.
-INSTANTIATE_TEST_SUITE_P(Row32k, PeakLong, testing::Values(Shape{"step", "smollm2", "bf16", 1, 32768, 5.6, true, false}));
+INSTANTIATE_TEST_SUITE_P(Row32k, PeakLong, testing::Values(Shape{"step", "smollm2", "bf16", 1, 32768, 5.6, false, true}));
 
 }  // namespace
 }  // namespace temper
