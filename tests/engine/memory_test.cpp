@@ -230,6 +230,16 @@ TEST(FitRates, FindsWhatTimesAreMadeOf) {
                                       {exact.backward_head_row, truth.backward_head_row}, {exact.chunk, truth.chunk}}) {
     EXPECT_NEAR(got / expected, 1, 1e-6);
   }
+  // Times that fall with the pairs, as noise may have it: nothing takes less than no time.
+  std::vector<PassTime> falling = some(0);
+  for (PassTime& t : falling) {
+    t.forward_s = 2e-4 * t.work.forward_rows - 5e-8 * t.work.forward_pairs;
+    t.backward_s = 2 * t.forward_s;
+  }
+  const PassRates fallen = FitRates(falling);
+  EXPECT_EQ(fallen.pair, 0);
+  EXPECT_EQ(fallen.backward_pair, 0);
+  EXPECT_GT(fallen.row, 0);
   const auto noisy = some(0.3);
   const PassRates rates = FitRates(noisy);
   for (const double rate : {rates.row, rates.pair, rates.head_row, rates.backward_row, rates.backward_pair, rates.backward_head_row, rates.chunk}) {
