@@ -129,8 +129,8 @@ struct ParsedAlgorithm {
 };
 
 // What a training run cannot do, or not yet, though `temper train loss` does: kInvalidArgument for `reinforce` where staleness (updates)
-// or several optimizer steps on a batch make logp_new differ from logp_old, as it has no ratio; kUnimplemented, with what is missing, for whatever needs a teacher's likeliest
-// tokens or a critic.
+// or several optimizer steps on a batch make logp_new differ from logp_old, as it has no ratio; kUnimplemented, with what is missing, for
+// whatever needs a critic.
 Status CheckAlgorithmForRun(const Algorithm& algorithm, int64_t staleness, int64_t optimizer_steps = 1, const std::string& root = "algorithm");
 
 // An error names the key by its path under `root` ("algorithm.loss.clip_low"), says why, and what would read it: kInvalidArgument.
