@@ -150,6 +150,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"kl_reward_k2", "{recipe: grpo, advantage: {credit: turn}, kl: {where: reward, estimator: k2, coef: 0.05}}"},
         Case{"kl_reward_k3", "{recipe: grpo, kl: {where: reward, estimator: k3, coef: 0.05}}"},
         Case{"kl_named", "{recipe: grpo, kl: {where: loss, coef: 0.05}}", "  reference: {run}/checkpoints/2\n"},
+        Case{"decoupled_epochs_ranks", "{recipe: grpo, off_policy: {mode: decoupled, weight: token}}", "  minibatches: 2\n  epochs: 2\n  ranks: 2\n"},
         Case{"decoupled", "{recipe: grpo, off_policy: {mode: decoupled, weight: token, reject: [{measure: ratio, level: sequence_mean, max: 4}]}}"}),
     [](const auto& p) { return std::string(p.param.name); });
 
