@@ -11,7 +11,8 @@
 namespace temper::engine {
 namespace {
 
-constexpr int kHeadBlock = 48;  // rows of logits at a time, where nobody keeps them
+constexpr int kHeadBlock = 48;       // rows of logits at a time, where nobody keeps them
+constexpr int kMostSplitRows = 192;  // of cpu::Ops::split_rows on any path: what is planned must be enough for each
 
 }  // namespace
 
@@ -82,7 +83,7 @@ size_t ForwardPass::PlannedBytes(const ModelConfig& c, Profile profile, int thre
   size_t scratch = cpu::AttentionScratchBytes(TileTokens(c) * s.group, c.head_dim);
   for (const int rows : rows_in_turn) {
     const int useful = UsefulThreads(weight_bytes, rows, threads);
-    const size_t stage_rows = SplitColumns(weight_bytes, rows, useful) ? rows : RowBlock(rows, useful);
+    const size_t stage_rows = SplitColumns(weight_bytes, rows, useful, kMostSplitRows) ? rows : RowBlocks(rows, useful).longest();
     scratch = std::max(scratch, stage_rows * s.qkv_rows * sizeof(float));
   }
   n += threads * Buffer::Rounded(scratch);
@@ -90,8 +91,7 @@ size_t ForwardPass::PlannedBytes(const ModelConfig& c, Profile profile, int thre
     n += 2 * Buffer::Rounded(static_cast<size_t>(head_rows) * s.width_depth * e);
     const size_t logits = Buffer::Rounded(static_cast<size_t>(kHeadBlock) * s.vocab * sizeof(float));
     const int useful = UsefulThreads(weight_bytes, head_rows, threads);
-    const int block = std::min(kHeadBlock, RowBlock(head_rows, useful));
-    const int blocks = SplitColumns(weight_bytes, head_rows, useful) ? 1 : (head_rows + block - 1) / block;
+    const int blocks = SplitColumns(weight_bytes, head_rows, useful, kMostSplitRows) ? 1 : RowBlocks(head_rows, useful, kHeadBlock).count();
     if (!logits_given && logits > scratch) n += std::min(useful, blocks) * (logits - Buffer::Rounded(scratch));
   }
   return n;
@@ -110,9 +110,13 @@ void EmbeddingRow(const ComputeWeights& weights, int token, float* out) {
   }
 }
 
-int RowBlock(int rows, int threads) {
-  if (rows >= 192 * threads) return 96;
-  return std::max(6, RoundUp((rows + 2 * threads - 1) / (2 * threads), 6));
+RowBlocks::RowBlocks(int rows, int threads, int most) : begins{0} {
+  constexpr int kTile = 8, kLeast = 16;
+  const int least = rows >= 192 * threads ? std::min(kLeast, most) : std::min(most, RoundUp((rows + threads - 1) / threads, kTile));
+  while (begins.back() < rows || begins.size() == 1) {
+    const int left = rows - begins.back(), share = threads == 1 ? left : left / (2 * threads);
+    begins.push_back(std::min(rows, begins.back() + std::clamp(RoundUp(share, kTile), least, most)));
+  }
 }
 
 int UsefulThreads(size_t weight_bytes, int rows, int threads) {
@@ -120,11 +124,11 @@ int UsefulThreads(size_t weight_bytes, int rows, int threads) {
   return static_cast<int64_t>(weight_bytes) * rows < (16 << 20) ? 1 : threads;
 }
 
-bool SplitColumns(size_t weight_bytes, int rows, int threads) {
+bool SplitColumns(size_t weight_bytes, int rows, int threads, int split_rows) {
   if (threads == 1) return false;
   // A small model's weights stay in each core's cache, so rows can be split early; a large one is read once if columns are.
   const bool small = weight_bytes < (4u << 20);
-  return rows < threads * (small ? 6 : 192);
+  return rows < threads * (small ? 6 : split_rows);
 }
 
 namespace {
@@ -172,12 +176,11 @@ cpu::Gemm Product(const void* a, int k, const void* b, int m, int n, float* c) {
 
 void ForwardPass::RunGemm(const cpu::Ops& ops, cpu::Gemm g, bool split) {
   if (!split || g.n < 64) return ops.gemm(g);
-  const int panels = (g.n + 15) / 16;
-  const int parts = std::min(panels / 2, engine_.threads().count() * 2);
-  engine_.threads().Run(parts, [&](int part, int) {
-    // Pairs of panels, so that no tile is cut.
-    const int begin = static_cast<int>(static_cast<int64_t>(panels / 2) * part / parts) * 2;
-    const int end = part + 1 == parts ? panels : static_cast<int>(static_cast<int64_t>(panels / 2) * (part + 1) / parts) * 2;
+  // Pairs of panels, so that no tile is cut.
+  const int panels = (g.n + 15) / 16, pairs = (panels + 1) / 2;
+  const Parts parts{pairs, std::min(pairs, engine_.threads().count() * 2)};
+  engine_.threads().Run(parts.count, [&](int part, int) {
+    const int begin = parts.begin(part) * 2, end = std::min(panels, parts.begin(part + 1) * 2);
     cpu::Gemm mine = g;
     mine.b_stride = g.b_stride ? g.b_stride : static_cast<int64_t>(g.k) * 16;
     mine.b = static_cast<const std::byte*>(g.b) + begin * mine.b_stride * ops.element_bytes;
@@ -189,15 +192,22 @@ void ForwardPass::RunGemm(const cpu::Ops& ops, cpu::Gemm g, bool split) {
 
 void ForwardPass::Layers(const ComputeWeights& weights, KvPool& pool, const Plan& plan, Keep keep) {
   keep_ = keep;
-  Run(weights, pool, plan, 0, weights.config().layers, /*again=*/false);
+  Run(weights, pool, plan, 0, weights.config().layers, /*again=*/false, nullptr);
+}
+
+void ForwardPass::LayersFor(const ComputeWeights& weights, KvPool& pool, const Plan& plan, std::span<const int32_t> wanted) {
+  keep_ = Keep::kNothing;
+  const bool all = static_cast<int>(wanted.size()) == plan.rows();
+  Run(weights, pool, plan, 0, weights.config().layers, /*again=*/false, all ? nullptr : &wanted);
 }
 
 void ForwardPass::Again(const ComputeWeights& weights, KvPool& pool, const Plan& plan, int layer) {
   TEMPER_CHECK(keep_ == Keep::kInputs) << "no inputs of layers were kept";
-  Run(weights, pool, plan, layer, layer + 1, /*again=*/true);
+  Run(weights, pool, plan, layer, layer + 1, /*again=*/true, nullptr);
 }
 
-void ForwardPass::Run(const ComputeWeights& weights, KvPool& pool, const Plan& plan, int begin, int end, bool again) {
+void ForwardPass::Run(const ComputeWeights& weights, KvPool& pool, const Plan& plan, int begin, int end, bool again,
+                      const std::span<const int32_t>* wanted) {
   FlushDenormals mode;
   const ModelConfig& c = weights.config();
   const Shapes s(c);
@@ -253,9 +263,9 @@ void ForwardPass::Run(const ComputeWeights& weights, KvPool& pool, const Plan& p
   const auto input_of = [&](int l) { return (keep_ == Keep::kInputs && !again ? inputs_[l] : state_of(l).x).as<float>(); };
 
   const int tile_rows = TileTokens(c) * s.group;
-  const int threads = UsefulThreads(weights.bytes().size(), rows, engine_.threads().count());
-  const bool split = SplitColumns(weights.bytes().size(), rows, threads);
-  const size_t stage_rows = split ? rows : RowBlock(rows, threads);
+  int threads = UsefulThreads(weights.bytes().size(), rows, engine_.threads().count());
+  bool split = SplitColumns(weights.bytes().size(), rows, threads, ops.split_rows);
+  const size_t stage_rows = split ? rows : RowBlocks(rows, threads).longest();
   const auto run = [&](int items, const std::function<void(int item, int thread)>& body) {
     if (threads > 1) return engine_.threads().Run(items, body);
     for (int i = 0; i < items; ++i) body(i, 0);
@@ -263,19 +273,29 @@ void ForwardPass::Run(const ComputeWeights& weights, KvPool& pool, const Plan& p
   const size_t scratch_bytes =
       std::max(cpu::AttentionScratchBytes(tile_rows, c.head_dim), stage_rows * s.qkv_rows * sizeof(float));  // as in PlannedBytes
   for (Buffer& b : scratch_) b.Get<std::byte>(scratch_bytes);
+  // What is done row by row. Where columns are split the rows are not yet shared out: then they are here, but for so few that it is not worth it.
+  const auto each = [&](int r0, int r1, const std::function<void(int row)>& body) {
+    const Parts parts{r1 - r0, split && r1 - r0 >= 8 ? threads : 1};
+    if (parts.count == 1) {
+      for (int r = r0; r < r1; ++r) body(r);
+      return;
+    }
+    run(parts.count, [&](int i, int) {
+      for (int r = r0 + parts.begin(i); r < r0 + parts.begin(i + 1); ++r) body(r);
+    });
+  };
 
   // The first half of layer l for rows [r0, r1): norm, q, k, v, rotation, pages.
   const auto before_attention = [&](int l, int r0, int r1, int thread) {
     LayerState& state = state_of(l);
     const ComputeWeights::Layer& w = weights.layer(l);
     auto* h1 = state.h1.as<std::byte>() + static_cast<size_t>(r0) * s.width_depth * element;
-    for (int r = r0; r < r1; ++r) {
+    each(r0, r1, [&](int r) {
       ops.rms_norm(input_of(l) + static_cast<size_t>(r) * s.width, w.input_gain, eps, s.width, s.width_depth,
                    state.h1.as<std::byte>() + static_cast<size_t>(r) * s.width_depth * element, nullptr,
                    state.r1.as<float>() + r);
-    }
+    });
     float* qkv = scratch_[thread].as<float>();
-    alignas(64) std::byte row_e[1024 * 4 + 64];  // one rounded head; head_dim <= 1024
     cpu::Gemm product = Product(h1, s.width_depth, w.qkv.data, r1 - r0, s.qkv_rows, qkv);
     if (w.qkv_bias) {  // the bias is the start of the accumulators
       for (int r = 0; r < r1 - r0; ++r) {
@@ -284,9 +304,8 @@ void ForwardPass::Run(const ComputeWeights& weights, KvPool& pool, const Plan& p
       product.add = true;
     }
     RunGemm(ops, product, split);
-    alignas(64) float normed[1024];
     // Head h of a row as it is rotated: as it came, or normed and its raw form kept.
-    const auto head_of = [&](const float* row, int r, int h, int heads, const float* gain, Buffer& raw, Buffer& inverse) {
+    const auto head_of = [&](const float* row, int r, int h, int heads, const float* gain, Buffer& raw, Buffer& inverse, float* normed) {
       const float* x = row + h * c.head_dim;
       if (!gain) return x;
       const size_t at = static_cast<size_t>(r) * heads + h;
@@ -294,17 +313,19 @@ void ForwardPass::Run(const ComputeWeights& weights, KvPool& pool, const Plan& p
       f32.rms_norm(x, gain, eps, c.head_dim, c.head_dim, normed, nullptr, inverse.as<float>() + at);
       return static_cast<const float*>(normed);
     };
-    for (int r = r0; r < r1; ++r) {
+    each(r0, r1, [&](int r) {
+      alignas(64) std::byte row_e[1024 * 4 + 64];  // one rounded head; head_dim <= 1024
+      alignas(64) float normed[1024];
       const float* row = qkv + static_cast<size_t>(r - r0) * s.qkv_rows;
       const float* cos = w.rope->cos(plan.position[r]);
       const float* sin = w.rope->sin(plan.position[r]);
       auto* q = state.q.as<std::byte>() + static_cast<size_t>(r) * s.q_elements * element;
       for (int h = 0; h < c.heads; ++h) {
-        const float* x = head_of(row, r, h, c.heads, w.q_gain, state.q_raw, state.rq);
+        const float* x = head_of(row, r, h, c.heads, w.q_gain, state.q_raw, state.rq, normed);
         ops.rope(x, cos, sin, c.head_dim, s.head_depth, q + static_cast<size_t>(h) * s.head_depth * element);
       }
       for (int h = 0; h < c.kv_heads; ++h) {
-        const float* x = head_of(row + s.q_rows, r, h, c.kv_heads, w.k_gain, state.k_raw, state.rk);
+        const float* x = head_of(row + s.q_rows, r, h, c.kv_heads, w.k_gain, state.k_raw, state.rk, normed);
         ops.rope(x, cos, sin, c.head_dim, s.head_depth, row_e);
         for (int i = plan.slot_begin[r]; i < plan.slot_begin[r + 1]; ++i) {
           const Plan::Slot& slot = plan.slots[i];
@@ -326,38 +347,58 @@ void ForwardPass::Run(const ComputeWeights& weights, KvPool& pool, const Plan& p
           }
         }
       }
-    }
+    });
   };
 
-  const auto attention = [&](int l) {
+  // Head h of a tile. `next`: the keys that this thread's next tile or head begins with, or null.
+  const auto attend = [&](int l, const Plan::Tile& tile, int h, const std::byte* next_keys, int thread) {
     LayerState& state = state_of(l);
-    const auto tiles = static_cast<int>(plan.tiles.size());
-    run(tiles * c.kv_heads, [&](int item, int thread) {
-      const Plan::Tile& tile = plan.tiles[item / c.kv_heads];
-      const int h = item % c.kv_heads;
-      cpu::AttentionForward a;
-      a.q = state.q.as<std::byte>() +
-            (static_cast<size_t>(tile.first_row) * s.q_elements + static_cast<size_t>(h) * s.group * s.head_depth) * element;
-      a.q_stride = s.q_elements;
-      a.tokens = tile.tokens;
-      a.group = s.group;
-      a.head_dim = c.head_dim;
-      a.first_position = tile.first_position;
-      a.keys = pool.keys(0, l, h);
-      a.values = pool.values(0, l, h);
-      a.page_bytes = static_cast<int64_t>(KvPool::PageBytes(c, weights.profile()));
-      a.pages = plan.tables.data() + tile.table;
-      const LayerSpec& spec = weights.layer(l).spec;
-      a.scale = static_cast<float>(spec.score_scale);
-      a.cap = static_cast<float>(spec.score_cap);
-      a.window = spec.window;
-      a.o = state.o.as<float>() + static_cast<size_t>(tile.first_row) * c.q_dim() + h * s.group * c.head_dim;
-      a.o_stride = c.q_dim();
-      const size_t first = (static_cast<size_t>(h) * rows + tile.first_row) * s.group;
-      a.row_max = state.row_max.as<float>() + first;
-      a.row_inverse_sum = state.row_inverse_sum.as<float>() + first;
-      a.scratch = scratch_[thread].as<std::byte>();
-      ops.attention_forward(a);
+    cpu::AttentionForward a;
+    a.q = state.q.as<std::byte>() +
+          (static_cast<size_t>(tile.first_row) * s.q_elements + static_cast<size_t>(h) * s.group * s.head_depth) * element;
+    a.q_stride = s.q_elements;
+    a.tokens = tile.tokens;
+    a.group = s.group;
+    a.head_dim = c.head_dim;
+    a.first_position = tile.first_position;
+    a.keys = pool.keys(0, l, h);
+    a.values = pool.values(0, l, h);
+    a.page_bytes = static_cast<int64_t>(KvPool::PageBytes(c, weights.profile()));
+    a.pages = plan.tables.data() + tile.table;
+    const LayerSpec& spec = weights.layer(l).spec;
+    a.scale = static_cast<float>(spec.score_scale);
+    a.cap = static_cast<float>(spec.score_cap);
+    a.window = spec.window;
+    a.o = state.o.as<float>() + static_cast<size_t>(tile.first_row) * c.q_dim() + h * s.group * c.head_dim;
+    a.o_stride = c.q_dim();
+    const size_t first = (static_cast<size_t>(h) * rows + tile.first_row) * s.group;
+    a.row_max = state.row_max.as<float>() + first;
+    a.row_inverse_sum = state.row_inverse_sum.as<float>() + first;
+    a.scratch = scratch_[thread].as<std::byte>();
+    a.next = next_keys;
+    ops.attention_forward(a);
+  };
+  const auto attention = [&](int l, std::span<const Plan::Tile> tiles) {
+    const auto count = static_cast<int>(tiles.size());
+    const int window = weights.layer(l).spec.window;
+    const auto first_keys = [&](const Plan::Tile& tile, int h) {
+      const int first = window && tile.first_position >= window ? (tile.first_position - window + 1) / kPagePositions : 0;
+      return pool.keys(plan.tables[tile.table + first], l, h);
+    };
+    // From the last tile on: the last of a row see the most pages, and long items first let threads end together.
+    const auto tile_at = [&](int i) -> const Plan::Tile& { return tiles[count - 1 - i]; };
+    if (count < 8 * threads) {
+      return run(count * c.kv_heads, [&](int item, int thread) { attend(l, tile_at(item / c.kv_heads), item % c.kv_heads, nullptr, thread); });
+    }
+    const Parts parts{count, 8 * threads};
+    run(parts.count, [&](int part, int thread) {
+      for (int i = parts.begin(part), end_tile = parts.begin(part + 1); i < end_tile; ++i) {
+        for (int h = 0; h < c.kv_heads; ++h) {
+          const bool last_head = h + 1 == c.kv_heads;
+          const std::byte* next_keys = !last_head ? first_keys(tile_at(i), h + 1) : i + 1 < end_tile ? first_keys(tile_at(i + 1), 0) : nullptr;
+          attend(l, tile_at(i), h, next_keys, thread);
+        }
+      }
     });
   };
 
@@ -366,14 +407,20 @@ void ForwardPass::Run(const ComputeWeights& weights, KvPool& pool, const Plan& p
                                Buffer& inverse, const float* residual, int r0, int r1, float* out) {
     const size_t first = static_cast<size_t>(r0) * s.width;
     cpu::Gemm g = Product(input, depth, matrix.data, r1 - r0, s.width, gain ? product.as<float>() + first : out);
-    if (!gain) std::memcpy(out, residual, static_cast<size_t>(r1 - r0) * s.width * sizeof(float));
+    if (!gain) {
+      each(0, r1 - r0, [&](int r) {
+        const size_t at = static_cast<size_t>(r) * s.width;
+        std::memcpy(out + at, residual + at, s.width * sizeof(float));
+      });
+    }
     g.add = !gain;
     RunGemm(ops, g, split);
-    for (int r = r0; gain && r < r1; ++r) {
+    if (!gain) return;
+    each(r0, r1, [&](int r) {
       const size_t at = static_cast<size_t>(r - r0) * s.width;
       f32.rms_norm(product.as<float>() + first + at, gain, eps, s.width, s.width, out + at, nullptr, inverse.as<float>() + r);
       f32.add(out + at, residual + at, s.width);
-    }
+    });
   };
 
   // The second half: output projection, norm, MLP.
@@ -385,54 +432,78 @@ void ForwardPass::Run(const ComputeWeights& weights, KvPool& pool, const Plan& p
       return b.as<std::byte>() + static_cast<size_t>(r) * depth * element;
     };
     const size_t residual = static_cast<size_t>(r0) * s.width;
-    for (int r = r0; r < r1; ++r) {
+    each(r0, r1, [&](int r) {
       ops.round(state.o.as<float>() + static_cast<size_t>(r) * c.q_dim(), c.q_dim(), s.q_depth, e_row(state.oe, r, s.q_depth));
-    }
+    });
     float* mid = state.x_mid.as<float>() + residual;
     add_product(e_row(state.oe, r0, s.q_depth), s.q_depth, w.o, w.attention_gain, state.attention, state.r_attention,
                 input_of(l) + residual, r0, r1, mid);
-    for (int r = r0; r < r1; ++r) {
+    each(r0, r1, [&](int r) {
       ops.rms_norm(state.x_mid.as<float>() + static_cast<size_t>(r) * s.width, w.mlp_gain, eps, s.width, s.width_depth,
                    e_row(state.h2, r, s.width_depth), nullptr, state.r2.as<float>() + r);
-    }
+    });
     RunGemm(ops,
             Product(e_row(state.h2, r0, s.width_depth), s.width_depth, w.gate_up.data, r1 - r0, s.gate_up_rows,
                     state.gate_up.as<float>() + static_cast<size_t>(r0) * s.gate_up_rows),
             split);
     const auto activate = w.spec.activation == Activation::kSilu ? ops.silu_mul : ops.gelu_mul;
-    for (int r = r0; r < r1; ++r) {
+    each(r0, r1, [&](int r) {
       const float* gate = state.gate_up.as<float>() + static_cast<size_t>(r) * s.gate_up_rows;
       activate(gate, gate + s.gate_rows, s.ffn, s.ffn_depth, e_row(state.act, r, s.ffn_depth));
-    }
+    });
     if (again && !w.out_gain) return;  // nothing before the layer's output needs it
     add_product(e_row(state.act, r0, s.ffn_depth), s.ffn_depth, w.down, w.out_gain, state.mlp, state.r_mlp, mid, r0, r1,
                 next + residual);
   };
 
   // Rows [r0, r1) of a stage on one thread, or all of them here with the columns split.
-  const auto stage = [&](const std::function<void(int r0, int r1, int thread)>& body) {
-    if (split) return body(0, rows, 0);
-    const int block = RowBlock(rows, threads);
-    run((rows + block - 1) / block,
-        [&](int i, int thread) { body(i * block, std::min(rows, (i + 1) * block), thread); });
+  const auto stage = [&](int count, const std::function<void(int r0, int r1, int thread)>& body) {
+    if (split) return body(0, count, 0);
+    const RowBlocks blocks(count, threads);
+    run(blocks.count(), [&](int i, int thread) { body(blocks.begin(i), blocks.begin(i + 1), thread); });
   };
 
   float* x0 = input_of(begin);
-  stage([&](int r0, int r1, int thread) {
-    for (int r = r0; r < r1 && !again; ++r) {
+  stage(rows, [&](int r0, int r1, int thread) {
+    each(r0, again ? r0 : r1, [&](int r) {
       float* row = x0 + static_cast<size_t>(r) * s.width;
       EmbeddingRow(weights, plan.token[r], row);
       if (weights.spec().embedding_scale != 1) ops.scale(row, static_cast<float>(weights.spec().embedding_scale), s.width);
-    }
+    });
     before_attention(begin, r0, r1, thread);
   });
-  for (int l = begin; l < end; ++l) {
-    attention(l);
-    stage([&](int r0, int r1, int thread) {
+  const int whole_layers = wanted ? end - 1 : end;
+  for (int l = begin; l < whole_layers; ++l) {
+    attention(l, plan.tiles);
+    stage(rows, [&](int r0, int r1, int thread) {
       after_attention(l, r0, r1);
       if (l + 1 < end) before_attention(l + 1, r0, r1, thread);
     });
   }
+  if (!wanted) return;
+
+  // The last layer goes on for the wanted rows alone: every other has left its keys and values, and nothing reads more of it.
+  const auto count = static_cast<int>(wanted->size());
+  std::vector<Plan::Tile> tiles;
+  size_t next = 0;
+  for (const Plan::Tile& tile : plan.tiles) {
+    const size_t first = next;
+    while (next < wanted->size() && (*wanted)[next] < tile.first_row + tile.tokens) ++next;
+    if (next == first) continue;
+    const int skipped = (*wanted)[first] - tile.first_row;
+    tiles.push_back({(*wanted)[first], (*wanted)[next - 1] - (*wanted)[first] + 1, tile.first_position + skipped, tile.table, tile.pages});
+  }
+  if (count == 0) return;
+  attention(end - 1, tiles);
+  for (int i = 0; i < count; ++i) {  // they move together; each to the left or nowhere
+    const size_t from = (*wanted)[i], to = i;
+    std::memmove(input_of(end - 1) + to * s.width, input_of(end - 1) + from * s.width, s.width * sizeof(float));
+    float* o = state_of(end - 1).o.as<float>();
+    std::memmove(o + to * c.q_dim(), o + from * c.q_dim(), c.q_dim() * sizeof(float));
+  }
+  threads = UsefulThreads(weights.bytes().size(), count, engine_.threads().count());
+  split = SplitColumns(weights.bytes().size(), count, threads, ops.split_rows);
+  stage(count, [&](int r0, int r1, int) { after_attention(end - 1, r0, r1); });
 }
 
 void ForwardPass::Head(const ComputeWeights& weights, std::span<const HeadRow> rows, float* logits, float* log_sum_exp,
@@ -447,10 +518,10 @@ void ForwardPass::Head(const ComputeWeights& weights, std::span<const HeadRow> r
   const auto count = static_cast<int>(rows.size());
   if (!count) return;
   const int threads = UsefulThreads(weights.bytes().size(), count, engine_.threads().count());
-  const bool split = SplitColumns(weights.bytes().size(), count, threads);
+  const bool split = SplitColumns(weights.bytes().size(), count, threads, ops.split_rows);
   scratch_.resize(engine_.threads().count());
   // Rows at a time: all of them when columns are split and the caller keeps them, else a block whose logits fit a cache.
-  const int block = split ? (logits ? count : std::min(count, kHeadBlock)) : std::min(kHeadBlock, RowBlock(count, threads));
+  const RowBlocks blocks(count, split ? 1 : threads, split && logits ? RoundUp(count, 8) : kHeadBlock);
   auto* hi = head_hi_.Get<std::byte>(static_cast<size_t>(count) * s.width_depth * element);
   auto* lo = head_lo_.Get<std::byte>(static_cast<size_t>(count) * s.width_depth * element);
   const auto body = [&](int r0, int r1, int thread) {
@@ -479,13 +550,10 @@ void ForwardPass::Head(const ComputeWeights& weights, std::span<const HeadRow> r
       for (int i = r0; i < r1; ++i) finish(i);
     }
   };
-  const int blocks = (count + block - 1) / block;
-  if (split) {
-    for (int i = 0; i < blocks; ++i) body(i * block, std::min(count, (i + 1) * block), 0);
-  } else if (threads > 1) {
-    engine_.threads().Run(blocks, [&](int i, int thread) { body(i * block, std::min(count, (i + 1) * block), thread); });
+  if (split || threads == 1) {
+    for (int i = 0; i < blocks.count(); ++i) body(blocks.begin(i), blocks.begin(i + 1), 0);
   } else {
-    for (int i = 0; i < blocks; ++i) body(i * block, std::min(count, (i + 1) * block), 0);
+    engine_.threads().Run(blocks.count(), [&](int i, int thread) { body(blocks.begin(i), blocks.begin(i + 1), thread); });
   }
 }
 

@@ -6,6 +6,7 @@
 // there are few, the columns of each GEMM are; neither can change a bit.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -94,6 +95,9 @@ class ForwardPass {
 
   // Runs all layers. kAll: every layer gets a LayerState of its own, else they share one.
   void Layers(const ComputeWeights& weights, KvPool& pool, const Plan& plan, Keep keep);
+  // The same, but the last layer ends with the rows of `wanted` (increasing): final_x then holds them alone, one after the other. Every
+  // row leaves its keys and values. Keeps nothing.
+  void LayersFor(const ComputeWeights& weights, KvPool& pool, const Plan& plan, std::span<const int32_t> wanted);
   // After Layers with kInputs: state(layer) as kAll would have left it, to the bit. Each layer once, any order; final_x is gone.
   void Again(const ComputeWeights& weights, KvPool& pool, const Plan& plan, int layer);
 
@@ -115,8 +119,9 @@ class ForwardPass {
   void RunGemm(const cpu::Ops& ops, cpu::Gemm g, bool split);
 
  private:
-  // Layers [begin, end). `again`: the one layer is computed from its kept input.
-  void Run(const ComputeWeights& weights, KvPool& pool, const Plan& plan, int begin, int end, bool again);
+  // Layers [begin, end). `again`: the one layer is computed from its kept input. `wanted` (may be null): as in LayersFor.
+  void Run(const ComputeWeights& weights, KvPool& pool, const Plan& plan, int begin, int end, bool again,
+           const std::span<const int32_t>* wanted);
 
   Engine& engine_;
   Keep keep_ = Keep::kNothing;
@@ -130,11 +135,24 @@ class ForwardPass {
 // Row `token` of the embedding panel as fp32.
 void EmbeddingRow(const ComputeWeights& weights, int token, float* out);
 
-// Rows a thread takes at a time when rows are split.
-int RowBlock(int rows, int threads);
+// Units in parts of near-equal length, the longer ones first: threads that take them one after the other end together.
+struct Parts {
+  int units = 0, count = 1;
+  int begin(int part) const { return units / count * part + std::min(part, units % count); }  // of [0, count]: the end of the one before
+};
+
+// The rows a thread takes at a time when rows are split, cut between tiles of rows: one block each of few rows, else long blocks first (of
+// `most`) and short ones last, so that all end together although no two run alike.
+struct RowBlocks {
+  RowBlocks(int rows, int threads, int most = 96);
+  int count() const { return static_cast<int>(begins.size()) - 1; }
+  int begin(int block) const { return begins[block]; }  // of [0, count()]: the end of the one before
+  int longest() const { return begins[1]; }
+  std::vector<int> begins;
+};
 // How many of the threads are worth waking for this many rows of a model whose compute form has so many bytes.
 int UsefulThreads(size_t weight_bytes, int rows, int threads);
-// True when the columns of GEMMs should be split instead of rows.
-bool SplitColumns(size_t weight_bytes, int rows, int threads);
+// True when the columns of GEMMs should be split instead of rows; split_rows is that of cpu::Ops.
+bool SplitColumns(size_t weight_bytes, int rows, int threads, int split_rows);
 
 }  // namespace temper::engine

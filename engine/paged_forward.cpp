@@ -13,7 +13,8 @@ struct PagedForward::State {
   KvPool& pool;
   ForwardPass pass;
   Plan plan;
-  std::vector<HeadRow> head;
+  std::vector<int32_t> wanted;  // rows of the plan
+  std::vector<HeadRow> head;    // those, as the pass leaves them
   Buffer logits;
   std::vector<float> log_sum_exp;
 };
@@ -24,7 +25,7 @@ PagedForward::~PagedForward() = default;
 std::span<const float> PagedForward::log_sum_exp() const { return state_->log_sum_exp; }
 
 std::span<const float> PagedForward::hidden() const {
-  return {state_->pass.final_x(), static_cast<size_t>(state_->plan.rows()) * state_->pool.config().width};
+  return {state_->pass.final_x(), state_->wanted.size() * state_->pool.config().width};
 }
 
 std::span<const float> PagedForward::Run(const ComputeWeights& weights, std::span<const PagedSequence> sequences) {
@@ -33,6 +34,7 @@ std::span<const float> PagedForward::Run(const ComputeWeights& weights, std::spa
   TEMPER_CHECK(weights.profile() == s.pool.profile()) << "weights and pages of different profiles";
   Plan& plan = s.plan;
   plan.Clear();
+  s.wanted.clear();
   s.head.clear();
   const int tile_tokens = TileTokens(c);
   for (const PagedSequence& q : sequences) {
@@ -60,13 +62,14 @@ std::span<const float> PagedForward::Run(const ComputeWeights& weights, std::spa
     }
     for (int32_t i : q.logits) {
       TEMPER_CHECK(i >= 0 && i < n) << "logits of token " << i << " of " << n;
-      s.head.push_back({first_row + i, q.inv_temperature});
+      s.head.push_back({static_cast<int32_t>(s.wanted.size()), q.inv_temperature});
+      s.wanted.push_back(first_row + i);
     }
   }
   plan.slot_begin.push_back(static_cast<int32_t>(plan.slots.size()));
   s.log_sum_exp.assign(s.head.size(), 0);
   if (plan.rows() == 0) return {};
-  s.pass.Layers(weights, s.pool, plan, Keep::kNothing);
+  s.pass.LayersFor(weights, s.pool, plan, s.wanted);
   const size_t count = s.head.size() * c.vocab;
   float* logits = s.logits.Get<float>(count);
   s.pass.Head(weights, s.head, logits, s.log_sum_exp.data(), {});

@@ -35,7 +35,7 @@ class PagedForward {
   std::span<const float> Run(const ComputeWeights& weights, std::span<const PagedSequence> sequences);
   // RowLogSumExp of every row of the last call.
   std::span<const float> log_sum_exp() const;
-  // The last residual of every token of the last call, in order of sequence and token: fp32 [tokens][width].
+  // The last residual of every row of the last call: fp32 [rows][width].
   std::span<const float> hidden() const;
 
  private:

@@ -355,7 +355,7 @@ size_t PassBytes(const ModelConfig& c, Profile profile, int threads, const Sizes
   n += 2 * r((z.pages - z.shared_pages) * PageGradientBytes(c));
   if (!one) n += 2 * r(std::max<size_t>(4, c.layers * z.shared_pages * PageGradientBytes(c)));
   for (const int rows : z.rows) {
-    scratch = std::max(scratch, static_cast<size_t>(RowBlock(rows, threads)) * std::max({s.ffn, c.q_dim(), s.width}) * 4);
+    scratch = std::max(scratch, static_cast<size_t>(RowBlocks(rows, threads).longest()) * std::max({s.ffn, c.q_dim(), s.width}) * 4);
   }
   const size_t attention = z.root_rows * (2 * (s.head_depth + s.head_width) * e + s.head_width * 4) + 2 * kPagePositions * s.head_depth * e +
                            cpu::AttentionScratchBytes(RoundUp(TileTokens(c) * s.group, 32), c.head_dim) + 7 * 64;
@@ -1041,8 +1041,7 @@ void TrainPass::State::BackwardLayer(int l, Gradients& grads) {
   if (gu_depth != 2 * s.ffn) std::memset(dgu_e, 0, static_cast<size_t>(padded) * gu_depth * e);
   if (dqkv_depth != c.q_dim() + 2 * c.kv_dim()) std::memset(dqkv_e, 0, static_cast<size_t>(padded) * dqkv_depth * e);
 
-  const int block = RowBlock(rows, threads.count());
-  const int blocks = (rows + block - 1) / block;
+  const RowBlocks blocks(rows, threads.count());
   const auto row_gemm = [&](const void* a, int depth, const Turn& turn, int count, int n, float* out, int64_t stride) {
     cpu::Gemm g;
     g.a = a;
@@ -1122,9 +1121,9 @@ void TrainPass::State::BackwardLayer(int l, Gradients& grads) {
   // MLP and the output projection, row by row.
   // The gain of an output's norm reads the residual's gradient before the layer adds to it.
   if (w.out_gain) gain(residual, state.mlp.as<float>(), state.r_mlp.as<float>(), rows, s.width, grad(Role::kOutGain));
-  const size_t stage_floats = static_cast<size_t>(block) * std::max({s.ffn, c.q_dim(), s.width});
-  threads.Run(blocks, [&](int item, int thread) {
-    const int r0 = item * block, r1 = std::min(rows, r0 + block);
+  const size_t stage_floats = static_cast<size_t>(blocks.longest()) * std::max({s.ffn, c.q_dim(), s.width});
+  threads.Run(blocks.count(), [&](int item, int thread) {
+    const int r0 = blocks.begin(item), r1 = blocks.begin(item + 1);
     float* out = scratch[thread].Get<float>(stage_floats);
     auto* dy_rows = dy_e + static_cast<size_t>(r0) * s.width_depth * e;
     auto* dgu_rows = dgu_e + static_cast<size_t>(r0) * gu_depth * e;
@@ -1158,8 +1157,8 @@ void TrainPass::State::BackwardLayer(int l, Gradients& grads) {
   if (w.attention_gain) {
     gain(residual, state.attention.as<float>(), state.r_attention.as<float>(), rows, s.width, grad(Role::kAttentionGain));
   }
-  threads.Run(blocks, [&](int item, int thread) {
-    const int r0 = item * block, r1 = std::min(rows, r0 + block);
+  threads.Run(blocks.count(), [&](int item, int thread) {
+    const int r0 = blocks.begin(item), r1 = blocks.begin(item + 1);
     float* out = scratch[thread].Get<float>(stage_floats);
     auto* dy_rows = dy_e + static_cast<size_t>(r0) * s.width_depth * e;
     output_gradient(r0, r1, w.attention_gain, state.attention, state.r_attention, out, dy_rows);
@@ -1194,8 +1193,8 @@ void TrainPass::State::BackwardLayer(int l, Gradients& grads) {
     sums(s.q_rows, c.kv_dim(), grad(Role::kKBias));
     sums(s.q_rows + s.kv_rows, c.kv_dim(), grad(Role::kVBias));
   }
-  threads.Run(blocks, [&](int item, int) {
-    const int r0 = item * block, r1 = std::min(rows, r0 + block);
+  threads.Run(blocks.count(), [&](int item, int) {
+    const int r0 = blocks.begin(item), r1 = blocks.begin(item + 1);
     row_gemm(dqkv_e + static_cast<size_t>(r0) * dqkv_depth * e, dqkv_depth, turns[3], r1 - r0, s.width,
              dh_f + static_cast<size_t>(r0) * s.width, s.width);
     for (int r = r0; r < r1; ++r) {

@@ -823,22 +823,75 @@ inline void Prefetch(const std::byte* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + i), _MM_HINT_T0);
 }
 
+// What rows are in a product of attention: made once instead of in each.
+#if defined(TEMPER_AMX)
 template <class E>
-void AttendForward(const AttentionForward& a) {
+constexpr bool kOnTiles = E::kPairs;
+#else
+template <class E>
+constexpr bool kOnTiles = false;
+#endif
+template <class E, bool kTiles>
+struct Operand {  // numbers of E, as a tile loads them
+  using A = typename E::T;
+  static void Store(A* p, F x) { E::StoreE(p, x); }
+};
+template <class E>
+struct Operand<E, false> {  // the same numbers in fp32
+  using A = float;
+  static void Store(A* p, F x) { cpu::TEMPER_ISA::Store(p, E::Rounded(x)); }
+};
+
+// C [rows][n] = rows A, RS numbers apart, times panels; at most kTileRows of them where there are no tiles. `ahead` (a line for each line
+// of B) is asked for meanwhile.
+template <class E, int RS>
+void AttentionProduct(int rows, const typename Operand<E, kOnTiles<E>>::A* a, const typename E::T* b, int64_t b_stride,
+                      const typename E::T* ahead, int n, int k, float* c, int64_t c_stride) {
+#if defined(TEMPER_AMX)
+  if constexpr (kOnTiles<E>) {
+    Gemm g;
+    g.a = a;
+    g.a_stride = RS;
+    g.b = b;
+    g.b_stride = b_stride;
+    g.m = rows;
+    g.n = n;
+    g.k = k;
+    g.c = c;
+    g.c_stride = c_stride;
+    return GemmAmx(g);
+  } else
+#endif
+  {
+    for (int i = 0; i < n; i += 16, b += b_stride, ahead += b_stride) {
+      TileRows<E, RS, 1>(rows, a, b, ahead, k / 32, c + i, c_stride, /*start=*/true);
+    }
+  }
+}
+
+template <class E, int QS>  // QueryStride
+void AttendForwardAt(const AttentionForward& a) {
   using T = typename E::T;
+  using Operands = Operand<E, kOnTiles<E>>;
+  using A = typename Operands::A;
   const int rows = a.tokens * a.group, depth = Up(a.head_dim, 32), width = Up(a.head_dim, 16);
   std::byte* scratch = a.scratch;
-  T* q = Take<T>(scratch, static_cast<size_t>(rows) * depth);
-  float* s = Take<float>(scratch, static_cast<size_t>(rows) * 64);
-  T* p = Take<T>(scratch, static_cast<size_t>(rows) * 64);
-  float* pv = Take<float>(scratch, static_cast<size_t>(rows) * width);
+  A* q = Take<A>(scratch, static_cast<size_t>(rows) * QS);
   float* o = Take<float>(scratch, static_cast<size_t>(rows) * width);
-  float* alpha = Take<float>(scratch, rows);
+  // Few rows at a time go through both products and the softmax between them, and with the page stay in the first cache.
+  const int most = kOnTiles<E> ? rows : MinInt(rows, kTileRows);
+  float* s = Take<float>(scratch, static_cast<size_t>(most) * 64);
+  A* p = Take<A>(scratch, static_cast<size_t>(most) * 64);
+  float* pv = Take<float>(scratch, static_cast<size_t>(most) * width);
+  float* alpha = Take<float>(scratch, most);
   float* max = a.row_max;
   float* sum = a.row_inverse_sum;
   for (int t = 0; t < a.tokens; ++t) {
-    std::memcpy(q + static_cast<int64_t>(t) * a.group * depth, static_cast<const T*>(a.q) + t * a.q_stride,
-                static_cast<size_t>(a.group) * depth * sizeof(T));
+    for (int h = 0; h < a.group; ++h) {
+      const T* from = static_cast<const T*>(a.q) + t * a.q_stride + static_cast<int64_t>(h) * depth;
+      A* to = q + (static_cast<int64_t>(t) * a.group + h) * QS;
+      for (int i = 0; i < depth; i += 16) Operands::Store(to + i, E::LoadE(from + i));
+    }
   }
   for (int r = 0; r < rows; ++r) {
     max[r] = -__builtin_inff();
@@ -851,73 +904,71 @@ void AttendForward(const AttentionForward& a) {
   const int first_page = a.window && a.first_position >= a.window ? (a.first_position - a.window + 1) / 64 : 0;
   for (int page = first_page; page * 64 <= last; ++page) {
     const int first_key = page * 64;
-    const int seen = Visible(last, first_key);
     // Rows before the first that sees the page would be left as they are, and so are rows whose window has passed it.
     const int first_token = a.first_position >= first_key ? 0 : first_key - a.first_position;
     const int end_token = a.window ? MinInt(a.tokens, first_key + 63 + a.window - a.first_position) : a.tokens;
     const int first_row = first_token * a.group, end_row = end_token * a.group;
     const int64_t offset = a.pages[page] * a.page_bytes;
-    Gemm g;
-    g.a = q + static_cast<int64_t>(first_row) * depth;
-    g.a_stride = depth;
-    g.b = a.keys + offset;
-    g.m = end_row - first_row;
-    g.n = Up(seen, 16);
-    g.k = depth;
-    g.c = s + static_cast<int64_t>(first_row) * 64;
-    g.c_stride = 64;
-    if (rows < 16) Prefetch(a.values + offset, static_cast<int64_t>(width) * 64 * sizeof(T));
-    RunGemm<E>(g);
-    if (rows < 16 && (page + 1) * 64 <= last) {
-      Prefetch(a.keys + a.pages[page + 1] * a.page_bytes, static_cast<int64_t>(depth) * 64 * sizeof(T));
+    const auto* keys = reinterpret_cast<const T*>(a.keys + offset);
+    const auto* values = reinterpret_cast<const T*>(a.values + offset);
+    // What is read after these values. The first rows ask for the values and the last ones for that, line by line.
+    const std::byte* after = (page + 1) * 64 <= last ? a.keys + a.pages[page + 1] * a.page_bytes : a.next;
+    if (rows <= 2) {  // for them Tile asks for nothing
+      Prefetch(a.values + offset, static_cast<int64_t>(width) * 64 * sizeof(T));
+      if (after) Prefetch(after, static_cast<int64_t>(depth) * 64 * sizeof(T));
     }
-    const int span = seen > 32 ? 64 : 32;  // a block of zero probabilities adds +0: skipping it is exact
-    for (int r = first_row; r < end_row; ++r) {
-      const int position = a.first_position + r / a.group;
-      const int n = Visible(position, first_key), passed = Passed(position, first_key, a.window);
-      float* row = s + static_cast<int64_t>(r) * 64;
-      if (a.cap != 0) {
-        for (int i = 0; i < n; i += 16) Store(row + i, SoftCapped(Mul(Load(row + i), scale), Set(a.cap)));
+    const int steps = (end_row - first_row + most - 1) / most, step = steps > 0 ? (end_row - first_row + steps - 1) / steps : most;
+    for (int begin = first_row; begin < end_row; begin += step) {
+      const int count = MinInt(step, end_row - begin);
+      const int seen = Visible(a.first_position + (begin + count - 1) / a.group, first_key);
+      const int span = seen > 32 ? 64 : 32;  // a block of zero probabilities adds +0: skipping it is exact
+      AttentionProduct<E, QS>(count, q + static_cast<int64_t>(begin) * QS, keys, static_cast<int64_t>(depth) * 16,
+                              begin == first_row ? values : keys, Up(seen, 16), depth, s, 64);
+      for (int i = 0; i < count; ++i) {
+        const int r = begin + i, position = a.first_position + r / a.group;
+        const int n = Visible(position, first_key), passed = Passed(position, first_key, a.window);
+        float* row = s + i * 64;
+        if (a.cap != 0) {
+          for (int j = 0; j < n; j += 16) Store(row + j, SoftCapped(Mul(Load(row + j), scale), Set(a.cap)));
+        }
+        F v[4];
+        if (n == 64 && !passed) {
+          for (int j = 0; j < 4; ++j) v[j] = Mul(Load(row + 16 * j), factor);
+        } else {
+          for (int j = 0; j < 4; ++j) {
+            const int here = n - 16 * j;
+            v[j] = here <= 0 ? minus_inf : FirstN(Mul(Load(row + 16 * j), factor), minus_inf, here);
+            if (passed) v[j] = WithoutFirst(v[j], minus_inf, passed - 16 * j);
+          }
+        }
+        const float page_max = MaxTree(Max(Max(v[0], v[1]), Max(v[2], v[3])));
+        const float new_max = page_max > max[r] ? page_max : max[r];
+        const F shift = Set(new_max);
+        A* out = p + i * 64;
+        F e[4];
+        for (int j = 0; j < 4; ++j) {
+          e[j] = n > 16 * j ? Exp(Sub(v[j], shift)) : Zero();
+          if (16 * j < span) Operands::Store(out + 16 * j, e[j]);
+        }
+        if (new_max == max[r] && new_max > -__builtin_inff()) {
+          alpha[i] = 1;  // exp(0)
+        } else {
+          alignas(64) float first[16];
+          Store(first, Exp(Set(max[r] - new_max)));
+          alpha[i] = first[0];
+        }
+        sum[r] = _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(sum[r]), _mm_set_ss(alpha[i]),
+                                            _mm_set_ss(SumTree(Add(Add(e[0], e[1]), Add(e[2], e[3]))))));
+        max[r] = new_max;
       }
-      F v[4];
-      for (int i = 0; i < 4; ++i) {
-        const int here = n - 16 * i;
-        v[i] = here <= 0 ? minus_inf : FirstN(Mul(Load(row + 16 * i), factor), minus_inf, here);
-        if (passed) v[i] = WithoutFirst(v[i], minus_inf, passed - 16 * i);
-      }
-      const float page_max = MaxTree(Max(Max(v[0], v[1]), Max(v[2], v[3])));
-      const float new_max = page_max > max[r] ? page_max : max[r];
-      const F shift = Set(new_max);
-      T* out = p + static_cast<int64_t>(r) * 64;
-      F e[4];
-      for (int i = 0; i < 4; ++i) {
-        e[i] = n > 16 * i ? Exp(Sub(v[i], shift)) : Zero();
-        if (16 * i < span) E::StoreE(out + 16 * i, e[i]);
-      }
-      alignas(64) float first[16];
-      Store(first, Exp(Set(max[r] - new_max)));
-      alpha[r] = first[0];
-      sum[r] = _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(sum[r]), _mm_set_ss(alpha[r]),
-                                          _mm_set_ss(SumTree(Add(Add(e[0], e[1]), Add(e[2], e[3]))))));
-      max[r] = new_max;
-    }
-    Gemm h;
-    h.a = p + static_cast<int64_t>(first_row) * 64;
-    h.a_stride = 64;
-    h.b = a.values + offset;
-    h.b_stride = 64 * 16;
-    h.m = end_row - first_row;
-    h.n = width;
-    h.k = span;
-    h.c = pv + static_cast<int64_t>(first_row) * width;
-    h.c_stride = width;
-    RunGemm<E>(h);
-    for (int r = first_row; r < end_row; ++r) {
-      const F f = Set(alpha[r]);
-      for (int i = 0; i < width; i += 16) {
-        float* to = o + static_cast<int64_t>(r) * width + i;
+      const auto* ahead = begin + step >= end_row && after ? reinterpret_cast<const T*>(after) : values;
+      AttentionProduct<E, 64>(count, p, values, 64 * 16, ahead, width, span, pv, width);
+      for (int i = 0; i < count; ++i) {
+        const F f = Set(alpha[i]);
+        float* to = o + static_cast<int64_t>(begin + i) * width;
+        const float* from = pv + static_cast<int64_t>(i) * width;
         // + 0 makes -0 of either origin +0: masked keys then leave no trace, not even a sign.
-        Store(to, Fma(Load(to), f, Add(Load(pv + static_cast<int64_t>(r) * width + i), Zero())));
+        for (int j = 0; j < width; j += 16) Store(to + j, Fma(Load(to + j), f, Add(Load(from + j), Zero())));
       }
     }
   }
@@ -938,6 +989,16 @@ void AttendForward(const AttentionForward& a) {
         }
       }
     }
+  }
+}
+
+template <class E>
+void AttendForward(const AttentionForward& a) {
+  switch (QueryStride(a.head_dim)) {
+    case 64: return AttendForwardAt<E, 64>(a);
+    case 128: return AttendForwardAt<E, 128>(a);
+    case 256: return AttendForwardAt<E, 256>(a);
+    default: return AttendForwardAt<E, QueryStride(1024)>(a);
   }
 }
 
@@ -1054,7 +1115,8 @@ constexpr Ops MakeOps(const char* name) {
           AdamW,
           SumOfSquares,
           PackRows<E>,
-          TransposePanel<E>};
+          TransposePanel<E>,
+          kOnTiles<E> ? 192 : 16};
 }
 
 constexpr Ops kBf16Ops = MakeOps<Bf16>(TEMPER_ISA_NAME);

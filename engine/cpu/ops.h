@@ -47,6 +47,7 @@ struct AttentionForward {
   float* row_max = nullptr;          // [tokens * group]
   float* row_inverse_sum = nullptr;  // [tokens * group]
   std::byte* scratch = nullptr;      // AttentionScratchBytes, 64-byte aligned
+  const std::byte* next = nullptr;   // keys that the caller's next call reads first, or null: for few rows they are asked for in time
 };
 
 // One (tile, page) of attention backward: recomputes P, adds to dq, dk, dv.
@@ -85,6 +86,8 @@ struct AdamWUpdate {
   float clip = 1, beta1 = 0, rest1 = 0, beta2 = 0, rest2 = 0, rate = 0, root = 1, eps = 0, shrink = 1;
 };
 
+// Numbers from a row of queries to the next in the forward kernel's scratch: few values, since each has kernels of its own.
+constexpr int QueryStride(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : head_dim <= 256 ? 256 : 1040; }
 // Enough for both attention kernels.
 size_t AttentionScratchBytes(int rows, int head_dim);
 
@@ -146,6 +149,9 @@ struct Ops {
   // A panel [n16/16][k/2][16] transposed: columns k, reduced axis n padded to n_padded (a multiple of 32). Writes columns
   // [begin, end), multiples of 16.
   void (*transpose_panel)(const void* panel, int n16, int k, int n_padded, int begin, int end, void* out);
+
+  // From so many rows a thread on, rows are split over threads: weights read by each cost less than handing out columns.
+  int split_rows = 16;
 };
 
 // Null when this build or machine lacks the path.

@@ -52,7 +52,7 @@ const auto* const kEnvironment = ::testing::AddGlobalTestEnvironment(new Janitor
 struct CountingVerifier final : verifiers::Verifier {
   verifiers::Verdict Verify(const verifiers::Case&) override {
     ++calls;
-    return {.outcome = verifiers::VerdictOutcome::kScored, .reward = 0.5, .components = {}};
+    return {.outcome = verifiers::VerdictOutcome::kScored, .reward = 0.5, .components = {}, .turn_rewards = {}, .evidence_json = "{}"};
   }
   std::atomic<int> calls{0};
 };

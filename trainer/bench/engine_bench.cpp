@@ -184,14 +184,15 @@ class Bench {
       g.n = g.c_stride = n;
       g.c = state->c.as<float>();
       const int threads = engine_.threads().count();
-      if (m < 192 * threads) return Seconds([&] { state->pass.RunGemm(ops, g, threads > 1); });
-      const int block = engine::RowBlock(m, threads);
+      if (m < ops.split_rows * threads) return Seconds([&] { state->pass.RunGemm(ops, g, threads > 1); });
+      const engine::RowBlocks blocks(m, threads);
       return Seconds([&] {
-        engine_.threads().Run((m + block - 1) / block, [&](int i, int) {
+        engine_.threads().Run(blocks.count(), [&](int i, int) {
+          const int begin = blocks.begin(i);
           engine::cpu::Gemm mine = g;
-          mine.a = state->a.as<std::byte>() + static_cast<size_t>(i) * block * row_bytes;
-          mine.c = g.c + static_cast<size_t>(i) * block * n;
-          mine.m = std::min(block, m - i * block);
+          mine.a = state->a.as<std::byte>() + static_cast<size_t>(begin) * row_bytes;
+          mine.c = g.c + static_cast<size_t>(begin) * n;
+          mine.m = blocks.begin(i + 1) - begin;
           ops.gemm(mine);
         });
       });
@@ -427,7 +428,7 @@ double ForwardFlops(const ModelConfig& c, bool head) {
 }
 
 Status Bench::Decode() {
-  constexpr int kContext = 128;
+  constexpr int kContext = kDecodeContext;
   ASSIGN_OR_RETURN(const ComputeWeights* held, SmolWeights());
   const ComputeWeights& weights = *held;
   const ModelConfig& c = weights.config();
@@ -487,29 +488,48 @@ Status Bench::Decode() {
 }
 
 Status Bench::Prefill() {
-  constexpr int kTokens = 512;
+  const int kTokens = options_.prefill_tokens, kPages = (kTokens + kPagePositions - 1) / kPagePositions;
   ASSIGN_OR_RETURN(const ComputeWeights* held, SmolWeights());
   const ComputeWeights& weights = *held;
   const ModelConfig& c = weights.config();
-  KvPool pool(c, options_.profile, kTokens / kPagePositions);
+  KvPool pool(c, options_.profile, kPages);
   PagedForward pass(engine_, pool);
   std::vector<int32_t> pages, ids(kTokens);
-  for (int i = 0; i < kTokens / kPagePositions; ++i) pages.push_back(pool.Allocate());
+  for (int i = 0; i < kPages; ++i) pages.push_back(pool.Allocate());
   for (int i = 0; i < kTokens; ++i) ids[i] = (i * 7919 + 3) % c.vocab;
   const int32_t last[] = {kTokens - 1};
   const auto ours = [&] { return Seconds([&] { pass.Run(weights, std::vector<PagedSequence>{{ids, 0, pages, last, 1}}); }); };
-  std::vector<double> rates, floors;
+  // What the pass multiplies: every matrix meets every token, but those behind the last layer's keys and values only the last one. A page
+  // meets the queries of the tokens at and behind its own, half of them on average where it is their own.
+  std::vector<Stretch> stretches;
+  const size_t element_bytes = engine_.ops(options_.profile).element_bytes;
+  const auto matrix = [&](const engine::Panel& panel, int rows) {
+    stretches.push_back({{static_cast<const std::byte*>(panel.data), static_cast<size_t>(panel.rows) * panel.depth * element_bytes}, rows});
+  };
+  for (int l = 0; l < c.layers; ++l) {
+    const ComputeWeights::Layer& w = weights.layer(l);
+    matrix(w.qkv, kTokens);
+    for (const engine::Panel& panel : {w.o, w.gate_up, w.down}) matrix(panel, l + 1 < c.layers ? kTokens : 1);
+  }
+  matrix(weights.head(), options_.profile == Profile::kBf16 ? 2 : 1);
+  for (int i = 0; i < kPages; ++i) {
+    stretches.push_back({{pool.keys(pages[i], 0, 0), KvPool::PageBytes(c, options_.profile)},
+                         (kTokens - i * kPagePositions - kPagePositions / 2) * c.heads / c.kv_heads});
+  }
+  std::vector<double> rates, floors, limits;
   ours();
   for (int i = 0; i < options_.samples; ++i) {
     floors.push_back(PeakFlops(engine_, options_.clock) / ForwardFlops(c, false));
+    limits.push_back(kTokens / ReadAndMultiply(engine_, options_.profile, stretches, options_.clock));
     rates.push_back(kTokens / ours());
   }
   const std::string name = fmt::format("{}, {} tokens", ModelName(), kTokens);
   emit_(Compare("prefill", name, "tokens/s", "peak of fp32 multiply-adds, attention not counted", rates, floors));
+  emit_(Compare("prefill", name, "tokens/s", kLoop, rates, limits));
   return AgainstPeers({.work = "prefill",
                        .name = name,
                        .unit = "tokens/s",
-                       .work_done = kTokens,
+                       .work_done = static_cast<double>(kTokens),
                        .request = fmt::format(R"("tokens":{})", kTokens),
                        .target = Tiles() ? 1.5 : 1.2},
                       ours);

@@ -14,6 +14,8 @@
 
 namespace temper::trainer::bench {
 
+constexpr int kDecodeContext = 128;  // positions behind each token of `decode`
+
 struct Options {
   int samples = 10;
   Clock clock = Clock::kWall;
@@ -26,6 +28,7 @@ struct Options {
   std::string peer_script;
   // Whether peers may use what of this CPU our path does not (`avx512`: the instructions for bf16), or are capped alike.
   bool best_peers = false;
+  int prefill_tokens = 512;                         // of `prefill`
   int step_rows = 2, step_length = 256;  // the batch of `step`
   int growth_tokens = 4096;              // the longest row of `growth`
   int head_tokens = 2048;                // the longest row of `head`, and its vocabularies

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "engine/buffer.h"
+#include "engine/kv_pool.h"
+#include "engine/paged_forward.h"
 #include "engine/parameters.h"
 #include "engine/train_pass.h"
 #include "engine/tree_batch.h"
@@ -72,46 +74,36 @@ Row RowOf(const Samples& s, const std::string& work, const std::string& name) {
   return row;
 }
 
-}  // namespace
+// A part that no kernel counts: its time is taken as a whole.
+struct Whole {
+  const char* name;
+  double bytes;
+};
 
-Status RunRoofline(engine::Engine& engine, const Options& options, const ModelConfig& c,
-                   const std::function<void(const Row&)>& emit) {
-  const auto counted = CountedKernels::MakeEngine(engine, c.vocab);
+// Where the time of `run` goes. `run` gets what times its whole parts, by their place in `wholes`, and may fill in their bytes.
+using TimeWhole = std::function<void(size_t whole, const std::function<void()>& body)>;
+Status RunParts(engine::Engine& engine, const Options& options, const std::string& name, double tokens, std::vector<Whole>& wholes,
+                const std::function<Status(const TimeWhole&)>& run, const std::function<void(const Row&)>& emit) {
+  const std::string work = "roofline";
   const int threads = engine.threads().count();
-  engine::Parameters params = engine::InitParameters(c, 1);
-  engine::Gradients grads(c);
-  AdamW adamw(c);
-  const AdamWOptions adam;
-  const engine::TreeBatch tree = Rows(options.step_rows, options.step_length, c.vocab);
-  const std::vector<float> coef(tree.size(), 1.0f / static_cast<float>(tree.size()));
-  engine::TrainPass pass(*counted);
-  engine::Buffer memory, cold;
+  engine::Buffer cold;
   constexpr size_t kCold = size_t{160} << 20;
   std::fill_n(cold.Get<std::byte>(kCold), kCold, std::byte{1});
-
-  // The parts that kernels count, and after them what is timed as a whole.
-  enum { kRepack = kParts, kZero, kRest, kAll };
-  std::vector<Samples> parts(kAll);
+  // The parts that kernels count, those timed as a whole, and the rest.
+  const size_t rest = kParts + wholes.size(), all = rest + 1;
+  std::vector<Samples> parts(all);
   std::vector<double> total, least;
   for (int sample = -1; sample < options.samples; ++sample) {  // the first warms up
     const double peak = PeakFlops(engine, options.clock);
     const double bandwidth = ReadBandwidth(engine, {cold.as<std::byte>(), kCold}, options.clock);
-    std::vector<double> ticks(kAll, 0);
-    const auto timed = [&](int part, const auto& body) {
-      const double begin = CountedKernels::Ticks();
-      body();
-      ticks[part] = CountedKernels::Ticks() - begin;
-    };
+    std::vector<double> ticks(all, 0);
     (void)CountedKernels::Take();
     const double begin = Now(options.clock), begin_ticks = CountedKernels::Ticks();
-    engine::ComputeWeights weights;
-    timed(kRepack, [&] { weights = engine::Repack(params, options.profile, counted->threads(), memory); });
-    CountedKernels::Enter(/*backward=*/false);
-    RETURN_IF_ERROR(pass.Forward(weights, tree).status());
-    timed(kZero, [&] { grads.SetZero(); });
-    CountedKernels::Enter(/*backward=*/true);
-    pass.Backward(coef, grads);
-    RETURN_IF_ERROR(adamw.Step(*counted, adam, grads, params).status());
+    RETURN_IF_ERROR(run([&](size_t whole, const std::function<void()>& body) {
+      const double from = CountedKernels::Ticks();
+      body();
+      ticks[kParts + whole] = CountedKernels::Ticks() - from;
+    }));
     const double all_ticks = CountedKernels::Ticks() - begin_ticks, seconds = Now(options.clock) - begin;
     const auto counts = CountedKernels::Take();
     if (sample < 0) continue;
@@ -120,13 +112,11 @@ Status RunRoofline(engine::Engine& engine, const Options& options, const ModelCo
       parts[i].operations = counts[i].operations;
       parts[i].bytes = counts[i].bytes;
     }
-    const auto numbers = static_cast<double>(params.flat().size());
-    parts[kRepack].bytes = numbers * 4 + static_cast<double>(weights.bytes().size());
-    parts[kZero].bytes = numbers * 4;
-    ticks[kRest] = all_ticks;
-    for (int i = 0; i < kRest; ++i) ticks[kRest] -= ticks[i];
+    for (size_t i = 0; i < wholes.size(); ++i) parts[kParts + i].bytes = wholes[i].bytes;
+    ticks[rest] = all_ticks;
+    for (size_t i = 0; i < rest; ++i) ticks[rest] -= ticks[i];
     double sum = 0;
-    for (int i = 0; i < kAll; ++i) {
+    for (size_t i = 0; i < all; ++i) {
       Samples& part = parts[i];
       part.seconds.push_back(seconds * ticks[i] / all_ticks);
       part.peak.push_back(peak);
@@ -136,32 +126,27 @@ Status RunRoofline(engine::Engine& engine, const Options& options, const ModelCo
     total.push_back(seconds);
     least.push_back(sum);
   }
-  const double all = Median(total);
-  for (int i = 0; i < kAll; ++i) {
-    const char* name = i == kRepack ? "weights rounded to panels"
-                       : i == kZero ? "gradients set to zero"
-                       : i == kRest ? "the rest: copies, pages, handing out work"
-                                    : PartName(static_cast<Part>(i));
+  const double whole = Median(total);
+  for (size_t i = 0; i < rest; ++i) {
     const Samples& part = parts[i];
-    const double share = 100 * Median(part.seconds) / all;
-    if (i == kRest) {
-      Row row = NewRow("roofline", fmt::format("{}: {:.1f} %", name, share), "ms", "all of the step");
-      for (const double s : part.seconds) row.samples.push_back(s * 1e3);
-      row.ours = Median(row.samples);
-      row.theirs = all * 1e3;
-      row.ratio = row.ours / row.theirs;
-      emit(row);
-      continue;
-    }
-    emit(RowOf(part, "roofline",
-               fmt::format("{}: {:.1f} %, {:.2f} GFLOP, {:.2f} GB", name, share, part.operations / 1e9, part.bytes / 1e9)));
+    if (part.bytes == 0) continue;
+    const char* of = i < kParts ? PartName(static_cast<Part>(i)) : wholes[i - kParts].name;
+    emit(RowOf(part, work,
+               fmt::format("{}, {}: {:.1f} %, {:.2f} GFLOP, {:.2f} GB", name, of, 100 * Median(part.seconds) / whole, part.operations / 1e9,
+                           part.bytes / 1e9)));
   }
-  Row row = NewRow("roofline", fmt::format("the step, {} rows of {} tokens", options.step_rows, options.step_length), "tokens/s",
-                   "every part at its limit, one after the other");
+  Row row = NewRow(work, fmt::format("{}, the rest (copies, pages, waiting): {:.1f} %", name, 100 * Median(parts[rest].seconds) / whole), "ms",
+                   "all of it");
+  for (const double s : parts[rest].seconds) row.samples.push_back(s * 1e3);
+  row.ours = Median(row.samples);
+  row.theirs = whole * 1e3;
+  row.ratio = row.ours / row.theirs;
+  emit(row);
+  row = NewRow(work, name, "tokens/s", "every part at its limit, one after the other");
   std::vector<double> limits, ratios;
   for (size_t i = 0; i < total.size(); ++i) {
-    row.samples.push_back(tree.size() / total[i]);
-    limits.push_back(tree.size() / least[i]);
+    row.samples.push_back(tokens / total[i]);
+    limits.push_back(tokens / least[i]);
     ratios.push_back(least[i] / total[i]);
   }
   row.ours = Median(row.samples);
@@ -169,6 +154,63 @@ Status RunRoofline(engine::Engine& engine, const Options& options, const ModelCo
   row.ratio = Median(ratios);
   emit(row);
   return Status::Ok();
+}
+
+}  // namespace
+
+Status RunRoofline(engine::Engine& engine, const Options& options, const ModelConfig& c,
+                   const std::function<void(const Row&)>& emit) {
+  const auto counted = CountedKernels::MakeEngine(engine, c.vocab);
+  engine::Parameters params = engine::InitParameters(c, 1);
+  {
+    engine::Buffer memory;
+    const engine::ComputeWeights weights = engine::Repack(params, options.profile, counted->threads(), memory);
+    CountedKernels::Enter(/*backward=*/false);
+    const auto run = [&](int batch, int start, int tokens) {
+      const int pages_each = (start + tokens + engine::kPagePositions - 1) / engine::kPagePositions;
+      engine::KvPool pool(c, options.profile, batch * pages_each);
+      engine::PagedForward pass(*counted, pool);
+      std::vector<int32_t> ids(tokens);
+      for (int i = 0; i < tokens; ++i) ids[i] = (i * 7919 + 3) % c.vocab;
+      std::vector<int32_t> pages(static_cast<size_t>(batch) * pages_each);
+      for (int32_t& page : pages) page = pool.Allocate();
+      const int32_t last[] = {tokens - 1};
+      std::vector<engine::PagedSequence> sequences;
+      for (int b = 0; b < batch; ++b) {
+        sequences.push_back({ids, start, std::span(pages).subspan(static_cast<size_t>(b) * pages_each, pages_each), last, 1});
+      }
+      std::vector<Whole> none;
+      const std::string name = tokens > 1 ? fmt::format("prefill, {} tokens", tokens) : fmt::format("decode, batch {}", batch);
+      return RunParts(engine, options, name, static_cast<double>(batch) * tokens, none, [&](const TimeWhole&) {
+        pass.Run(weights, sequences);
+        return Status::Ok();
+      }, emit);
+    };
+    RETURN_IF_ERROR(run(1, 0, options.prefill_tokens));
+    for (const int batch : options.batches) RETURN_IF_ERROR(run(batch, kDecodeContext, 1));
+  }
+  engine::Gradients grads(c);
+  AdamW adamw(c);
+  const AdamWOptions adam;
+  const engine::TreeBatch tree = Rows(options.step_rows, options.step_length, c.vocab);
+  const std::vector<float> coef(tree.size(), 1.0f / static_cast<float>(tree.size()));
+  engine::TrainPass pass(*counted);
+  engine::Buffer memory;
+  const auto numbers = static_cast<double>(params.flat().size());
+  enum { kRepack, kZero };
+  std::vector<Whole> wholes = {{"weights rounded to panels", 0}, {"gradients set to zero", numbers * 4}};
+  return RunParts(engine, options, fmt::format("the step, {} rows of {} tokens", options.step_rows, options.step_length),
+                  tree.size(), wholes, [&](const TimeWhole& timed) -> Status {
+    engine::ComputeWeights weights;
+    timed(kRepack, [&] { weights = engine::Repack(params, options.profile, counted->threads(), memory); });
+    wholes[kRepack].bytes = numbers * 4 + static_cast<double>(weights.bytes().size());
+    CountedKernels::Enter(/*backward=*/false);
+    RETURN_IF_ERROR(pass.Forward(weights, tree).status());
+    timed(kZero, [&] { grads.SetZero(); });
+    CountedKernels::Enter(/*backward=*/true);
+    pass.Backward(coef, grads);
+    return adamw.Step(*counted, adam, grads, params).status();
+  }, emit);
 }
 
 Status RunHead(engine::Engine& engine, const Options& options, const ModelConfig& model,
