@@ -503,7 +503,9 @@ Status Bench::Prefill() {
   // meets the queries of the tokens at and behind its own, half of them on average where it is their own.
   std::vector<Stretch> stretches;
   const size_t element_bytes = engine_.ops(options_.profile).element_bytes;
+  double flops = 0;  // of the products: those that the last layer leaves out are no floor's either
   const auto matrix = [&](const engine::Panel& panel, int rows) {
+    flops += 2.0 * rows * panel.rows * panel.depth;
     stretches.push_back({{static_cast<const std::byte*>(panel.data), static_cast<size_t>(panel.rows) * panel.depth * element_bytes}, rows});
   };
   for (int l = 0; l < c.layers; ++l) {
@@ -519,7 +521,7 @@ Status Bench::Prefill() {
   std::vector<double> rates, floors, limits;
   ours();
   for (int i = 0; i < options_.samples; ++i) {
-    floors.push_back(PeakFlops(engine_, options_.clock) / ForwardFlops(c, false));
+    floors.push_back(kTokens * PeakFlops(engine_, options_.clock) / flops);
     limits.push_back(kTokens / ReadAndMultiply(engine_, options_.profile, stretches, options_.clock));
     rates.push_back(kTokens / ours());
   }
