@@ -291,7 +291,7 @@ TEST(PoolDurability, APowerCutLosesNothingThatWasPromised) {
   }
   EXPECT_GT(cuts, 80);
   EXPECT_GT(lost, 1'000'000) << "nothing was at stake";
-  EXPECT_GT(forgotten, 10);
+  EXPECT_GT(forgotten, 2) << "how many depends on when the store made its files";
   std::printf("measured: %d power cuts, %lld unsynced bytes and %d unsynced names lost\n", cuts, static_cast<long long>(lost), forgotten);
 }
 

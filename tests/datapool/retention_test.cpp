@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <map>
 #include <set>
 
 #include "common/file.h"
@@ -294,11 +295,12 @@ struct Played {
 };
 
 // A job of its own on a RocksDB: `steps` of one batch, committed every other step. `between` is called each turn.
-Played PlayOnDisk(const std::string& run, RetentionConfig retention, int64_t steps, size_t bytes, const std::function<void(Metrics&)>& between) {
+Played PlayOnDisk(const std::string& run, RetentionConfig retention, int64_t steps, size_t bytes, const std::function<void(Metrics&)>& between,
+                  const std::string& config = R"({"P":4,"S":1,"G":2,"window":{"policy":"greedy"}})") {
   Played out;
   Metrics metrics;
   LocalPoolOptions options;
-  options.config = Config(R"({"P":4,"S":1,"G":2,"window":{"policy":"greedy"}})");
+  options.config = Config(config);
   options.job_incarnation = "j";
   options.ledger_path = run + kLedgerFile;
   options.archive_dir = run + kArchiveDir;
@@ -312,8 +314,12 @@ Played PlayOnDisk(const std::string& run, RetentionConfig retention, int64_t ste
     ASSIGN_OR_RETURN(const std::unique_ptr<LocalDataPool> pool, LocalDataPool::Open(options, std::move(store), metrics, Env::System()));
     RETURN_IF_ERROR(pool->AttachAgents("a").status());
     RETURN_IF_ERROR(pool->AttachTrainer("t", 0).status());
+    int idle = 0;  // turns since anything was handed out or trained
     for (int64_t step = 0; step < steps;) {
+      // A store from which nothing leaves is held for good.
+      if (++idle > 1500) return DeadlineExceeded("nothing has moved since step " + std::to_string(step) + ": records do not leave");
       ASSIGN_OR_RETURN(const TakeIssuesReply taken, pool->TakeIssues("a", 4, 20));
+      if (!taken.issues.empty()) idle = 0;
       out.held += pool->Metrics()->at("held") != 0;
       for (const Issue& issue : taken.issues) {
         RETURN_IF_ERROR(pool->Finish("a", Scored(issue.id, issue.id.rollout, noise)).status());
@@ -324,6 +330,7 @@ Played PlayOnDisk(const std::string& run, RetentionConfig retention, int64_t ste
         for (const LeasedGroup& g : lease.groups) {
           if (g.members.size() != 2 || g.members[0] != noise || g.members[1] != noise) return DataLoss("a leased record is not what was written");
         }
+        idle = 0;
         RETURN_IF_ERROR(pool->Update("t", step));
         if (++step % 2 == 0) RETURN_IF_ERROR(pool->Commit(step));
       }
@@ -342,7 +349,7 @@ TEST(Retention, TheBoundOfTheStoreIsHeld) {
   const std::string run = NewRun();
   constexpr int64_t kBound = 64 << 20;
   const Played played = PlayOnDisk(run, {Consumed::kDrop, kBound, 0}, 100, 1 << 20, [](Metrics&) {});
-  EXPECT_TRUE(played.status.ok()) << played.status.message();
+  ASSERT_TRUE(played.status.ok()) << played.status.message();
   EXPECT_GT(played.written, 3 * kBound);
   EXPECT_LE(played.most, kBound);
   std::printf("measured: %lld MB written, at most %lld MB in a store of at most %lld MB, held at %lld turns\n", static_cast<long long>(played.written >> 20),
@@ -355,6 +362,32 @@ TEST(Retention, TheBoundOfTheStoreIsHeld) {
   ASSERT_TRUE(reader.ok());
   EXPECT_EQ((*reader)->Read(0, 0, std::nullopt).status().code(), StatusCode::kNotFound);
   reader->reset();
+  EXPECT_TRUE(RemoveAll(run).ok());
+}
+
+// What could go wrong: the records of one source leave, those of another stay, or one source's bound is taken for that of all.
+TEST(Retention, RecordsOfEverySourceLeave) {
+  const std::string run = NewRun();
+  constexpr int64_t kBound = 48 << 20;
+  const Played played = PlayOnDisk(run, {Consumed::kDrop, kBound, 0}, 60, 1 << 20, [](Metrics&) {},
+                                   R"({"P":4,"S":1,"G":2,"window":{"policy":"greedy"},"sources":[{"name":"math","weight":1},{"name":"code","weight":3}]})");
+  ASSERT_TRUE(played.status.ok()) << played.status.message();
+  EXPECT_GT(played.written, 3 * kBound);
+  EXPECT_LE(played.most, kBound);
+  const auto ledger = ReadLedger(*ReadFile(run + kLedgerFile));
+  ASSERT_TRUE(ledger.ok());
+  std::map<std::string, std::set<int64_t>> trained, dropped;
+  std::map<int64_t, std::string> source_of;
+  for (const LedgerRecord& record : *ledger) {
+    const LedgerLine& l = record.line;
+    if (l.kind == LedgerLine::Kind::kAdmit) source_of[*l.group] = l.source;
+    if (l.kind == LedgerLine::Kind::kConsume) trained[source_of.at(*l.group)].insert(*l.group);
+    if (l.kind != LedgerLine::Kind::kRetire) continue;
+    for (const int64_t group : l.groups) dropped[source_of.at(group)].insert(group);
+  }
+  ASSERT_EQ(trained.size(), 2u);
+  EXPECT_EQ(trained["code"].size(), 3 * trained["math"].size());
+  EXPECT_EQ(dropped, trained) << "sixty steps, each second one with a commit: nothing is left";
   EXPECT_TRUE(RemoveAll(run).ok());
 }
 
