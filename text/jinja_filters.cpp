@@ -120,8 +120,8 @@ Value GroupBy(Interpreter& in, const Value& v, Arguments& args) {
   std::vector<Value> keys;
   std::vector<std::pair<Value, Value>> paired;
   for (const Value& item : items) {
-    Value key = Key(in, item, attribute, true);
-    if (key.is_undefined() && !fallback.is_undefined()) key = fallback;
+    Value key = attribute.is_string() ? in.GetPath(item, attribute.as_string(), fallback) : Key(in, item, attribute, true);
+    if (key.is_undefined() && !fallback.is_undefined() && !fallback.is_none()) key = fallback;
     keys.push_back(!case_sensitive && key.is_string() ? Value(Lower(key.as_string())) : key);
     paired.emplace_back(key, item);
   }
@@ -150,8 +150,8 @@ Value MapFilter(Interpreter& in, const Value& v, Arguments& args) {
     const Value fallback = reader.Or("default", Value());
     reader.Done();
     for (const Value& item : Items(in, v)) {
-      Value found = attribute.is_string() ? in.GetPath(item, attribute.as_string()) : in.GetItem(item, attribute);
-      out.push_back(found.is_undefined() && !fallback.is_undefined() ? fallback : found);
+      Value found = attribute.is_string() ? in.GetPath(item, attribute.as_string(), fallback) : in.GetItem(item, attribute);
+      out.push_back(found.is_undefined() && !fallback.is_undefined() && !fallback.is_none() ? fallback : found);
     }
     return Generator(std::move(out));
   }

@@ -307,7 +307,7 @@ size_t Interpreter::Length(const Value& v) {
 
 Value Interpreter::Arithmetic(std::string_view op, const Value& a, const Value& b) {
   if (a.is_undefined()) FailUndefined(a);
-  if (b.is_undefined()) FailUndefined(b);
+  if (b.is_undefined() && !(a.is_string() && op == "%")) FailUndefined(b);
   auto unsupported = [&] { Fail("unsupported operand type(s) for " + std::string(op) + ": '" + TypeName(a) + "' and '" + TypeName(b) + "'"); };
   if (a.is_string() && op == "%") return Value(FormatPercent(a.as_string(), b));
   if (op == "+" && a.is_string() && b.is_string()) {
@@ -425,6 +425,11 @@ Value Interpreter::Slice(const Value& object, const Value& start, const Value& s
   return object.is_list() ? Value(std::move(out)) : Value::Tuple(std::move(out));
 }
 
+// The pairs of groupby have names.
+static bool IsGroup(const Value& object, std::string_view name) {
+  return object.kind() == Value::Kind::kTuple && object.as_list().size() == 2 && (name == "grouper" || name == "list");
+}
+
 Value Interpreter::GetItem(const Value& object, const Value& key) {
   if (object.is_undefined()) FailUndefined(object);
   if (object.is_dict()) {
@@ -443,18 +448,19 @@ Value Interpreter::GetItem(const Value& object, const Value& key) {
     return GetAttr(object, key.as_string());
   }
   if (key.is_string()) {
-    if (HasMethod(object, key.as_string())) return GetAttr(object, key.as_string());
+    if (HasMethod(object, key.as_string()) || IsGroup(object, key.as_string())) return GetAttr(object, key.as_string());
     return Value::Undefined("'" + TypeName(object) + " object' has no attribute '" + key.as_string() + "'");
   }
   return Value::Undefined("'" + TypeName(object) + " object' has no element " + (IsNumber(key) ? Repr(key) : TypeName(key)));
 }
 
-Value Interpreter::GetPath(Value object, std::string_view path) {
+Value Interpreter::GetPath(Value object, std::string_view path, const Value& fallback) {
   while (true) {
     const size_t dot = path.find('.');
     const std::string part(path.substr(0, dot));
     const bool is_index = !part.empty() && part.find_first_not_of("0123456789") == std::string::npos && part.size() < 10;
     object = GetItem(object, is_index ? Value(static_cast<int64_t>(std::stol(part))) : Value(part));
+    if (object.is_undefined() && !fallback.is_undefined() && !fallback.is_none()) object = fallback;
     if (dot == std::string_view::npos) return object;
     path.remove_prefix(dot + 1);
   }
@@ -474,14 +480,20 @@ Value Interpreter::GetAttr(const Value& object, const std::string& name) {
       return Value::Undefined("access to attribute '" + name + "' of 'dict' object is unsafe");
     }
     if (const Value* v = object.as_dict().Find(std::string_view(name))) return *v;
-  } else if (object.kind() == Value::Kind::kTuple && object.as_list().size() == 2 && (name == "grouper" || name == "list")) {
-    return object.as_list()[name == "list"];  // the pairs of groupby
+  } else if (IsGroup(object, name)) {
+    return object.as_list()[name == "list"];
   } else if (object.kind() == Value::Kind::kObject) {
     Object* o = object.as_object().get();
     if (auto* ns = dynamic_cast<NamespaceObject*>(o)) {
       if (Value* v = ns->Find(name)) return *v;
     } else if (auto* loop = dynamic_cast<LoopObject*>(o)) {
-      const int64_t i = static_cast<int64_t>(loop->index0), n = static_cast<int64_t>(loop->length);
+      const int64_t i = static_cast<int64_t>(loop->index0);
+      // Looks ahead as far as Jinja2 does: by one item, or to the end for what counts them all.
+      const bool counts = name == "length" || name == "revindex" || name == "revindex0";
+      const bool peeks = name == "last" || name == "nextitem";
+      while (loop->more && (counts || (peeks && loop->items->size() == loop->index0 + 1)) && loop->more()) {
+      }
+      const int64_t n = static_cast<int64_t>(loop->items ? loop->items->size() : loop->length);
       if (name == "index") return i + 1;
       if (name == "index0") return i;
       if (name == "revindex") return n - i;
@@ -717,6 +729,30 @@ std::string FormatBraces(Interpreter& in, const std::string& s, const Arguments&
   return out;
 }
 
+// Python's %d, %i, %x, %X and %o (`spec` is all before the letter): the sign stands before the prefix, octal's is 0o, and
+// zeros fill up to the width even after a precision. C differs in all three.
+std::string FormatInteger(const std::string& spec, char type, int64_t n) {
+  const size_t flags_end = std::min(spec.find_first_not_of("-+ 0#", 1), spec.size());
+  const std::string_view flags = std::string_view(spec).substr(1, flags_end - 1);
+  auto has = [&](char flag) { return flags.find(flag) != std::string_view::npos; };
+  const size_t dot = spec.find('.');
+  const size_t width = static_cast<size_t>(std::atoi(spec.c_str() + flags_end));
+  const size_t precision = dot == std::string::npos ? 0 : static_cast<size_t>(std::atoi(spec.c_str() + dot + 1));
+  const uint64_t base = type == 'o' ? 8 : type == 'x' || type == 'X' ? 16 : 10;
+  uint64_t left = n < 0 ? -static_cast<uint64_t>(n) : static_cast<uint64_t>(n);
+  std::string digits;
+  do {
+    digits.insert(digits.begin(), (type == 'X' ? "0123456789ABCDEF" : "0123456789abcdef")[left % base]);
+    left /= base;
+  } while (left);
+  if (digits.size() < precision) digits.insert(0, precision - digits.size(), '0');
+  std::string head = n < 0 ? "-" : has('+') ? "+" : has(' ') ? " " : "";
+  if (has('#') && base != 10) head += std::string("0") + type;
+  const size_t size = head.size() + digits.size(), fill = width > size ? width - size : 0;
+  if (has('-')) return head + digits + std::string(fill, ' ');
+  return has('0') ? head + std::string(fill, '0') + digits : std::string(fill, ' ') + head + digits;
+}
+
 }  // namespace
 
 std::string Interpreter::FormatPercent(const std::string& format, const Value& values) {
@@ -751,7 +787,6 @@ std::string Interpreter::FormatPercent(const std::string& format, const Value& v
     }
     if (next >= list.size()) Fail("not enough arguments for format string");
     value = &list[next++];
-    char buffer[512];
     if (type == 's' || type == 'r') {
       std::string text = type == 's' ? Str(*value) : Repr(*value);
       const size_t dot = spec.find('.');
@@ -760,16 +795,14 @@ std::string Interpreter::FormatPercent(const std::string& format, const Value& v
       out += Pad(*this, text, std::abs(width), " ", width < 0 ? 0.0 : 1.0);
     } else if ((type == 'd' || type == 'i' || type == 'x' || type == 'X' || type == 'o') && (value->is_int() || value->is_bool() || (value->is_float() && type == 'd'))) {
       const long long n = value->is_int() ? value->as_int() : value->is_bool() ? value->as_bool() : static_cast<long long>(value->as_float());
-      spec += "ll";
-      spec.push_back(type);
-      std::snprintf(buffer, sizeof(buffer), spec.c_str(), n);
-      out += buffer;
+      out += FormatInteger(spec, type, n);
     } else if (std::strchr("feEgG", type) && (value->is_int() || value->is_float() || value->is_bool())) {
       spec.push_back(type);
       const double number = AsDouble(*value);
       if (std::fabs(number) > 1e100) Fail("a number too large for a format");
-      std::snprintf(buffer, sizeof(buffer), spec.c_str(), number);
-      out += buffer;
+      std::string text(static_cast<size_t>(std::snprintf(nullptr, 0, spec.c_str(), number)), ' ');
+      std::snprintf(text.data(), text.size() + 1, spec.c_str(), number);
+      out += text;
     } else {
       Fail(std::string("the format '%") + type + "' of a " + TypeName(*value) + " is not supported");
     }

@@ -201,16 +201,24 @@ Interpreter::Flow Interpreter::Exec(const Stmt& s, const ScopePtr& scope, std::s
 Interpreter::Flow Interpreter::For(const Stmt& s, const Value& iterable, const ScopePtr& scope, int depth, std::string* out) {
   if (depth > kMaxCalls) Fail("a recursive loop is too deep");
   List items = Iterate(iterable);
-  if (s.condition) {
-    List kept;
-    for (Value& item : items) {
-      auto inner = std::make_shared<Scope>(scope);
-      Assign(s.target, item, inner);
-      if (Truthy(Eval(*s.condition, inner))) kept.push_back(std::move(item));
-    }
-    items = std::move(kept);
-  }
   auto loop = std::make_shared<LoopObject>();
+  List source;
+  size_t asked = 0;
+  if (s.condition) {
+    // As in Jinja2 the condition is asked when the loop comes to an item: it sees what the turns before set in a namespace.
+    source.swap(items);
+    loop->more = [&] {
+      while (asked < source.size()) {
+        Value& item = source[asked++];
+        auto inner = std::make_shared<Scope>(scope);
+        Assign(s.target, item, inner);
+        if (!Truthy(Eval(*s.condition, inner))) continue;
+        items.push_back(std::move(item));
+        return true;
+      }
+      return false;
+    };
+  }
   loop->items = &items;
   loop->length = items.size();
   loop->depth0 = depth;
@@ -218,7 +226,7 @@ Interpreter::Flow Interpreter::For(const Stmt& s, const Value& iterable, const S
   loop->outer = scope;
   const Value loop_value{std::shared_ptr<Object>(loop)};
   bool whole = false;  // a turn came to the end of its body
-  for (size_t i = 0; i < items.size(); ++i) {
+  for (size_t i = 0; i < items.size() || (loop->more && loop->more()); ++i) {
     Charge(1);
     loop->index0 = i;
     auto inner = std::make_shared<Scope>(scope);
@@ -228,7 +236,9 @@ Interpreter::Flow Interpreter::For(const Stmt& s, const Value& iterable, const S
     if (flow == Flow::kBreak) break;
     whole = whole || flow == Flow::kNext;
   }
+  loop->length = items.size();
   loop->items = nullptr;  // a template that kept the loop object finds it ended
+  loop->more = nullptr;
   loop->outer = nullptr;
   // A `break` in what is done otherwise leaves the loop around this one.
   return whole ? Flow::kNext : Exec(s.otherwise, std::make_shared<Scope>(scope), out);

@@ -79,6 +79,8 @@ struct GeneratorObject final : Object {
 
 struct LoopObject final : Object {
   const List* items = nullptr;  // alive while the loop runs; null afterwards
+  // Takes the next item that the loop's condition lets through into `items`; false at the end. Empty: all stand there.
+  std::function<bool()> more;
   size_t index0 = 0;
   size_t length = 0;
   int depth0 = 0;
@@ -134,8 +136,8 @@ class Interpreter {
   Value GetAttr(const Value& object, const std::string& name);
   Value GetItem(const Value& object, const Value& key);
   Value Slice(const Value& object, const Value& start, const Value& stop, const Value& step);
-  // environment.getitem along "a.b.0".
-  Value GetPath(Value object, std::string_view path);
+  // environment.getitem along "a.b.0"; `fallback`, unless undefined or none, stands for every step that is missing.
+  Value GetPath(Value object, std::string_view path, const Value& fallback = Value());
   static bool HasMethod(const Value& object, std::string_view name);
   Value CallMethod(const Value& object, std::string_view name, Arguments& args);
   Value CallValue(const Value& callee, Arguments& args);

@@ -267,10 +267,12 @@ void Tokenizer::Impl::EncodeWithTokens(std::string_view text, Before before, boo
     if (token.single_word && (WordBefore(text, start) || WordAt(text, stop))) continue;
     if (token.lstrip) {
       while (start > done && Contains(SpaceSet(), ReadUtf8(text, PreviousChar(text, start)).cp)) start = PreviousChar(text, start);
+      start = std::max(start, done);
     }
     if (token.rstrip) {
       while (stop < text.size() && Contains(SpaceSet(), ReadUtf8(text, stop).cp)) stop += ReadUtf8(text, stop).length;
     }
+    if (start >= stop) continue;  // one of white space only, and the one before it swallowed it all
     if (start > done) rest(text.substr(done, start - done), done == 0 ? before : Before::kAddedToken);
     out->push_back(token.id);
     done = stop;

@@ -312,6 +312,17 @@ d[1:]
 'é' % l
 missing|float
 missing|int
+'%x|%X|%o|%#x|%#X|%#o' % (-255, -255, -8, -255, 255, 8)
+'%#8x|%-#8x|%#08x|%+x|% d|%05.2d|%.3d|%-+6d|' % (255, 255, -255, 255, 5, 3, -5, 7)
+'%600d|%700.2f' % (5, 1.5)
+'%s|%5s|' % (missing, missing) ~ '%s' % missing
+rows|groupby('k', default='q')|map(attribute='grouper')|list
+rows|groupby('k', default='q')|map(attribute='list')|map('length')|list
+rows|groupby('k', default='q')|sort(attribute='grouper', reverse=true)|map('first')|list
+(rows|groupby('v'))[0]['grouper']
+[{'a': none}, {'a': [{'b': 1}]}]|map(attribute='a.0.b', default='-')|list
+rows|map(attribute='k', default=none)|list
+[{'a': none}, {'a': {'b': 1}}]|groupby('a.b', default=2)|map('first')|list
 none|float ~ none|int
 """.strip().split("\n")
 
@@ -338,6 +349,11 @@ BLOCKS = [
     "{% for x in missing %}x{% else %}empty{% endfor %}",
     "{% for x in l if x > 1 %}{{ loop.index }}:{{ x }} {{ loop.length }} {% endfor %}",
     "{% for x in l if x > 9 %}x{% else %}nothing{% endfor %}",
+    # The condition is asked as late as it can be, so what it sees tells how far the loop has looked ahead.
+    *("{% set ns = namespace(n=0) %}{% for x in range(9) if ns.n < 3 and x != 1 %}{% set ns.n = ns.n + 1 %}{{ x }}" + look + " {% endfor %}"
+      for look in ("", "{{ loop.index }}{{ loop.first }}{{ loop.previtem }}", "{{ loop.last }}", "{{ loop.nextitem }}",
+                   "{{ loop.length }}", "{{ loop.revindex }}", "{% if ns.n == 2 %}{{ loop.last }}{{ loop.nextitem }}{{ loop.revindex0 }}{% endif %}")),
+    "{% set ns = namespace(on=true) %}{% for x in l if ns.on %}{{ x }}{% set ns.on = false %}{% else %}never{% endfor %}",
     "{% for x in l recursive %}{{ x }}{% endfor %}",
     "{% for x in nested recursive %}{{ loop.depth }}[{% if x is iterable and x is not string and x is not mapping %}{{ loop(x) }}{% else %}{{ x }}{% endif %}]{% endfor %}",
     "{% for x in l %}{% if x == 1 %}{% continue %}{% endif %}{{ x }}{% endfor %}",

@@ -82,6 +82,9 @@ KINDS = {
     "o200k": lambda: build(seq(split(O200K), byte_level(False)), added=SPECIALS),
     "behaviors": lambda: build(seq(split("-", "merged_with_previous"), split("_", "merged_with_next"), split(r"\d", "contiguous"),
                                    split("x", "removed"), split(r"[a-c]+", "isolated", True), byte_level(True)), size=400),
+    "swallowed": lambda: build(byte_level(True), size=400, added=[
+        AddedToken("<right>", rstrip=True, special=True), AddedToken("word", rstrip=True, normalized=False),
+        AddedToken("  ", lstrip=True, rstrip=True, normalized=False), AddedToken("\n", lstrip=True, rstrip=True, special=True)]),
 }
 META = "\u2581"
 
