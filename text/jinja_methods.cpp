@@ -795,13 +795,16 @@ std::string Interpreter::FormatPercent(const std::string& format, const Value& v
       out += Pad(*this, text, std::abs(width), " ", width < 0 ? 0.0 : 1.0);
     } else if ((type == 'd' || type == 'i' || type == 'x' || type == 'X' || type == 'o') && (value->is_int() || value->is_bool() || (value->is_float() && type == 'd'))) {
       const long long n = value->is_int() ? value->as_int() : value->is_bool() ? value->as_bool() : static_cast<long long>(value->as_float());
-      out += FormatInteger(spec, type, n);
+      const std::string text = FormatInteger(spec, type, n);
+      ChargeText(text.size());
+      out += text;
     } else if (std::strchr("feEgG", type) && (value->is_int() || value->is_float() || value->is_bool())) {
       spec.push_back(type);
       const double number = AsDouble(*value);
       if (std::fabs(number) > 1e100) Fail("a number too large for a format");
       std::string text(static_cast<size_t>(std::snprintf(nullptr, 0, spec.c_str(), number)), ' ');
       std::snprintf(text.data(), text.size() + 1, spec.c_str(), number);
+      ChargeText(text.size());
       out += text;
     } else {
       Fail(std::string("the format '%") + type + "' of a " + TypeName(*value) + " is not supported");
