@@ -20,10 +20,12 @@ set(CMAKE_C_FLAGS_RELEASE "-O2 -g1")
 add_compile_options(-ffp-contract=off -ffile-prefix-map=${CMAKE_SOURCE_DIR}=.)
 set(TEMPER_WARNINGS -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror)
 
+# Paths below the root are hashed as relative ones, so that clones and work trees share what is compiled.
 find_program(TEMPER_CCACHE ccache)
 if(TEMPER_CCACHE)
-  set(CMAKE_C_COMPILER_LAUNCHER ${TEMPER_CCACHE})
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${TEMPER_CCACHE})
+  set(launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${TEMPER_CCACHE})
+  set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
 endif()
 # The linker is binutils' own: of Debian 12's faster ones, mold 1.10 was seen to hang, and makes binaries that do not start when chance
 # puts the segment that is read-only after relocation into no page; lld 14 makes some in which an exception ends the process.
