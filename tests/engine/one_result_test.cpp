@@ -145,9 +145,44 @@ void RunPaged(PagedForward& pass, const ComputeWeights& weights, std::vector<Pag
   }
 }
 
-// Pages, some of the rows at a time, in chunks of `chunk` tokens (0: of any size, a new one each time).
+// The call again, asked for the rows of some of its tokens alone: they are what they were.
+void ExpectAlikeForSome(PagedForward& pass, const ComputeWeights& weights, std::vector<PagedSequence> batch, Rng& rng) {
+  const ModelConfig& c = weights.config();
+  std::vector<Floats> hidden, logits;
+  Floats lse;
+  RunPaged(pass, weights, batch, [&](size_t, size_t, const float* h, const float* x, float l) {
+    hidden.emplace_back(h, h + c.width);
+    logits.emplace_back(x, x + c.vocab);
+    lse.push_back(l);
+  });
+  const unsigned of = 1 + rng() % 4;  // one in `of` tokens is asked for; by chance none of a sequence, or of all
+  std::vector<std::vector<int32_t>> some(batch.size());
+  std::vector<size_t> asked;  // of all tokens of the batch
+  size_t at = 0;
+  for (size_t b = 0; b < batch.size(); ++b) {
+    for (size_t j = 0; j < batch[b].tokens.size(); ++j, ++at) {
+      if (rng() % of) continue;
+      some[b].push_back(static_cast<int32_t>(j));
+      asked.push_back(at);
+    }
+    batch[b].logits = some[b];
+    batch[b].inv_temperature = kInverseTemperature;
+  }
+  const std::span<const float> got = pass.Run(weights, batch);
+  ASSERT_EQ(got.size(), asked.size() * c.vocab);
+  ASSERT_EQ(pass.hidden().size(), asked.size() * c.width);
+  const auto same = [](const Floats& x, std::span<const float> y) { return std::memcmp(x.data(), y.data(), y.size_bytes()) == 0; };
+  for (size_t i = 0; i < asked.size(); ++i) {
+    EXPECT_TRUE(same(hidden[asked[i]], pass.hidden().subspan(i * c.width, c.width))) << "row " << i << " of " << asked.size();
+    EXPECT_TRUE(same(logits[asked[i]], got.subspan(i * c.vocab, c.vocab))) << "row " << i << " of " << asked.size();
+    EXPECT_EQ(lse[asked[i]], pass.log_sum_exp()[i]);
+  }
+}
+
+// Pages, some of the rows at a time, in chunks of `chunk` tokens (0: of any size, a new one each time). `some_too`: now and then asked for
+// some of the rows before.
 std::vector<Row> InPages(Engine& engine, const ComputeWeights& weights, const IdRows& rows, int chunk,
-                         Rng& rng) {
+                         Rng& rng, bool some_too = false) {
   int pages = 0;
   for (const auto& row : rows) pages += static_cast<int>(row.size()) / kPagePositions + 1;
   KvPool pool = ShuffledPool(weights, pages + 5, rng);
@@ -171,6 +206,7 @@ std::vector<Row> InPages(Engine& engine, const ComputeWeights& weights, const Id
       while (tables[i].size() * kPagePositions < done[i] + n) tables[i].push_back(pool.Allocate());
       batch.push_back({std::span(rows[i]).subspan(done[i], n), static_cast<int>(done[i]), tables[i], {}, 1});
     }
+    if (some_too && rng() % 2) ExpectAlikeForSome(pass, weights, batch, rng);
     RunPaged(pass, weights, batch,
              [&](size_t b, size_t j, const float* hidden, const float* logits, float lse) {
                Row& r = out[who[b]];
@@ -287,7 +323,7 @@ std::string OneWay(const Model& m, const Kernels& kernels, Rng& rng) {
   static constexpr const char* kWays[] = {"rows apart", "tree", "tree in chunks", "pages"};
   const auto got = way < 2    ? AsTree(*engine, m.weights, rows, way == 1)
                    : way == 2 ? AsTreeInChunks(*engine, m.weights, rows, chunk ? chunk : 5, rng)
-                              : InPages(*engine, m.weights, rows, chunk, rng);
+                              : InPages(*engine, m.weights, rows, chunk, rng, /*some_too=*/true);
   if (Same(got, want)) return "";
   std::string text = m.name + ", " + kernels.name + ", " + std::to_string(threads) + " threads, " +
                      kWays[way] + " of " + std::to_string(rows.size()) + " rows, chunks of " +
