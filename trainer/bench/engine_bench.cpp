@@ -10,6 +10,7 @@
 #include <cmath>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <random>
 #include <thread>
 #include <utility>
@@ -134,9 +135,17 @@ class Bench {
     int batch = 0;
     double target = 0;     // the ratio to the best of the peers
   };
+  // A mode of a peer beside ours.
+  struct Entry {
+    Row row;
+    std::string peer, mode;
+    double our_bytes = 0, their_bytes = 0;  // the most memory of a `step`
+  };
   // Samples of `ours` (seconds each) beside those of the peers in each of their modes, in turn, the rows they make, and one of the best.
-  // The most memory of ours and of that best (`step`) makes another.
-  Status AgainstPeers(const Contest& contest, const std::function<double()>& ours);
+  // The most memory of ours and of that best (`step`) makes another. Returns that best, if a peer has a figure that counts.
+  std::optional<Entry> AgainstPeers(const Contest& contest, const std::function<double()>& ours);
+  Entry BesideMode(const Contest& contest, const std::string& peer, const std::string& mode, int samples, const std::function<double()>& ours);
+  void EmitMemory(const Entry& best);
   // The peer, started and known to compute our model; a failure is the same at every call.
   Result<Peer*> PeerFor(const std::string& name, const std::string& mode, bool with_model);
   Status CheckModel(Peer& peer, const std::string& mode);
@@ -291,53 +300,54 @@ double Bench::Expected(const Contest& contest, const std::string& peer) {
                             .tiles = Tiles()});
 }
 
-Status Bench::AgainstPeers(const Contest& contest, const std::function<double()>& ours) {
-  struct Entry {
-    Row row;
-    double our_bytes = 0, their_bytes = 0;
-  };
+Bench::Entry Bench::BesideMode(const Contest& contest, const std::string& name, const std::string& mode, int samples,
+                               const std::function<double()>& ours) {
   const bool step = contest.work == "step";
+  std::vector<double> mine, theirs;
+  Entry entry = {.row = {}, .peer = name, .mode = mode};
+  const auto measure = [&]() -> Status {
+    std::string request = fmt::format(R"({{"work":"{}",{},"{}":"{}")", contest.work, contest.request, step ? "mode" : "dtype", mode);
+    if (contest.work != "gemm") {
+      ASSIGN_OR_RETURN(const std::string folder, Folder());
+      request += fmt::format(R"(,"model":"{}")", folder);
+    }
+    ASSIGN_OR_RETURN(Peer * peer, PeerFor(name, mode, contest.work != "gemm"));
+    entry.row.peer = peer->version() + ", " + peer->runs_on();
+    for (int i = -1; i < samples; ++i) {  // the first of each warms up
+      if (step) RETURN_IF_ERROR(ForgetPeakRss());
+      const double s = ours();
+      if (step) entry.our_bytes = std::max(entry.our_bytes, static_cast<double>(PeakRssBytes()));
+      ASSIGN_OR_RETURN(const Peer::Answer answer, peer->Ask(request + "}"));
+      // Its threads look for more work for a while.
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      if (i < 0) continue;
+      mine.push_back(contest.work_done / s);
+      theirs.push_back(contest.work_done / answer.seconds);
+      entry.their_bytes = std::max(entry.their_bytes, static_cast<double>(answer.peak_bytes));
+    }
+    return Status::Ok();
+  };
+  const Status status = measure();
+  const std::string about = entry.row.peer;
+  if (status.ok()) {
+    entry.row = Compare(contest.work, contest.name, contest.unit, name + " " + mode, mine, theirs);
+  } else {
+    entry.row = {.work = contest.work, .name = contest.name, .unit = contest.unit, .reference = name + " " + mode};
+    entry.row.note = "not run: " + status.message();
+    if (missing_.ok()) missing_ = FailedPrecondition(contest.work + ", " + name + " " + mode + ": not run: " + status.message());
+  }
+  entry.row.peer = about;
+  if (step) peers_.clear();  // one mode's memory is not another's
+  return entry;
+}
+
+std::optional<Bench::Entry> Bench::AgainstPeers(const Contest& contest, const std::function<double()>& ours) {
   std::vector<Entry> entries;
   for (const std::string& name : options_.peers) {
     std::vector<Entry> of_peer;
     for (const std::string& mode : ModesOf(name, contest.work)) {
       if (!options_.modes.empty() && std::find(options_.modes.begin(), options_.modes.end(), mode) == options_.modes.end()) continue;
-      std::vector<double> mine, theirs;
-      Entry entry;
-      const auto measure = [&]() -> Status {
-        std::string request = fmt::format(R"({{"work":"{}",{},"{}":"{}")", contest.work, contest.request, step ? "mode" : "dtype", mode);
-        if (contest.work != "gemm") {
-          ASSIGN_OR_RETURN(const std::string folder, Folder());
-          request += fmt::format(R"(,"model":"{}")", folder);
-        }
-        ASSIGN_OR_RETURN(Peer * peer, PeerFor(name, mode, contest.work != "gemm"));
-        entry.row.peer = peer->version() + ", " + peer->runs_on();
-        for (int i = -1; i < options_.samples; ++i) {  // the first of each warms up
-          if (step) RETURN_IF_ERROR(ForgetPeakRss());
-          const double s = ours();
-          if (step) entry.our_bytes = std::max(entry.our_bytes, static_cast<double>(PeakRssBytes()));
-          ASSIGN_OR_RETURN(const Peer::Answer answer, peer->Ask(request + "}"));
-          // Its threads look for more work for a while.
-          std::this_thread::sleep_for(std::chrono::milliseconds(10));
-          if (i < 0) continue;
-          mine.push_back(contest.work_done / s);
-          theirs.push_back(contest.work_done / answer.seconds);
-          entry.their_bytes = std::max(entry.their_bytes, static_cast<double>(answer.peak_bytes));
-        }
-        return Status::Ok();
-      };
-      const Status status = measure();
-      const std::string about = entry.row.peer;
-      if (status.ok()) {
-        entry.row = Compare(contest.work, contest.name, contest.unit, name + " " + mode, mine, theirs);
-      } else {
-        entry.row = {.work = contest.work, .name = contest.name, .unit = contest.unit, .reference = name + " " + mode};
-        entry.row.note = "not run: " + status.message();
-        if (missing_.ok()) missing_ = FailedPrecondition(contest.work + ", " + name + " " + mode + ": not run: " + status.message());
-      }
-      entry.row.peer = about;
-      of_peer.push_back(std::move(entry));
-      if (step) peers_.clear();  // one mode's memory is not another's
+      of_peer.push_back(BesideMode(contest, name, mode, options_.samples, ours));
     }
     // What a peer reaches in its best mode says whether it is set up well.
     double reached = 0;
@@ -354,21 +364,25 @@ Status Bench::AgainstPeers(const Contest& contest, const std::function<double()>
   for (const Entry& entry : entries) {
     if (entry.row.note.empty() && (!best || entry.row.theirs > best->row.theirs)) best = &entry;
   }
-  if (!best) return Status::Ok();
+  if (!best) return std::nullopt;
   Row row = best->row;
   row.reference = "the best: " + row.reference;
   row.target = contest.target;
   emit_(row);
-  if (step) {
-    row.unit = "MiB";
-    row.ours = best->our_bytes / (1 << 20);
-    row.theirs = best->their_bytes / (1 << 20);
-    row.ratio = row.ours / row.theirs;
-    row.samples = {row.ours};
-    row.target = 0.6;
-    emit_(row);
-  }
-  return Status::Ok();
+  if (contest.work == "step") EmitMemory(*best);
+  return *best;
+}
+
+void Bench::EmitMemory(const Entry& best) {
+  Row row = best.row;
+  row.reference = "the best: " + row.reference;
+  row.unit = "MiB";
+  row.ours = best.our_bytes / (1 << 20);
+  row.theirs = best.their_bytes / (1 << 20);
+  row.ratio = row.ours / row.theirs;
+  row.samples = {row.ours};
+  row.target = 0.6;
+  emit_(row);
 }
 
 Status Bench::Gemm() {
@@ -408,14 +422,13 @@ Status Bench::Gemm() {
       emit_(Compare("gemm", name, "GFLOP/s", memory ? "read bandwidth, weights cold" : "peak of fp32 multiply-adds", rates,
                     floors));
       if (m <= 64) emit_(Compare("gemm", name, "GFLOP/s", kLoop, rates, limits));
-      RETURN_IF_ERROR(AgainstPeers({.work = "gemm",
-                                    .name = name,
-                                    .unit = "GFLOP/s",
-                                    .work_done = flops / 1e9,
-                                    .request = fmt::format(R"("m":{},"n":{},"k":{},"repeats":{})", m, shape.n, shape.k,
-                                                           repeats),
-                                    .target = m <= 64 ? 1.3 : 0},
-                                   ours));
+      AgainstPeers({.work = "gemm",
+                    .name = name,
+                    .unit = "GFLOP/s",
+                    .work_done = flops / 1e9,
+                    .request = fmt::format(R"("m":{},"n":{},"k":{},"repeats":{})", m, shape.n, shape.k, repeats),
+                    .target = m <= 64 ? 1.3 : 0},
+                   ours);
     }
   }
   return Status::Ok();
@@ -475,14 +488,14 @@ Status Bench::Decode() {
     const std::string name = fmt::format("{}, batch {}, context {}", ModelName(), batch, kContext);
     emit_(Compare("decode", name, "tokens/s", "read bandwidth of weights and pages", rates, floors));
     emit_(Compare("decode", name, "tokens/s", kLoop, rates, limits));
-    RETURN_IF_ERROR(AgainstPeers({.work = "decode",
-                                  .name = name,
-                                  .unit = "tokens/s",
-                                  .work_done = static_cast<double>(batch),
-                                  .request = fmt::format(R"("batch":{},"context":{})", batch, kContext),
-                                  .batch = batch,
-                                  .target = batch < 64 ? 0 : Tiles() ? 2 : 1.3},
-                                 ours));
+    AgainstPeers({.work = "decode",
+                  .name = name,
+                  .unit = "tokens/s",
+                  .work_done = static_cast<double>(batch),
+                  .request = fmt::format(R"("batch":{},"context":{})", batch, kContext),
+                  .batch = batch,
+                  .target = batch < 64 ? 0 : Tiles() ? 2 : 1.3},
+                 ours);
   }
   return Status::Ok();
 }
@@ -528,13 +541,14 @@ Status Bench::Prefill() {
   const std::string name = fmt::format("{}, {} tokens", ModelName(), kTokens);
   emit_(Compare("prefill", name, "tokens/s", "peak of fp32 multiply-adds, attention not counted", rates, floors));
   emit_(Compare("prefill", name, "tokens/s", kLoop, rates, limits));
-  return AgainstPeers({.work = "prefill",
-                       .name = name,
-                       .unit = "tokens/s",
-                       .work_done = static_cast<double>(kTokens),
-                       .request = fmt::format(R"("tokens":{})", kTokens),
-                       .target = Tiles() ? 1.5 : 1.2},
-                      ours);
+  AgainstPeers({.work = "prefill",
+                .name = name,
+                .unit = "tokens/s",
+                .work_done = static_cast<double>(kTokens),
+                .request = fmt::format(R"("tokens":{})", kTokens),
+                .target = Tiles() ? 1.5 : 1.2},
+               ours);
+  return Status::Ok();
 }
 
 Status Bench::Attention() {
@@ -654,44 +668,59 @@ Status Bench::Step() {
   engine::Gradients grads(c);
   AdamW adamw(c);
   const AdamWOptions adam;
-  engine::TreeBuilder builder;
-  const float t = 1;
-  for (int r = 0; r < options_.step_rows; ++r) {
-    std::vector<int32_t> ids(options_.step_length);
-    for (int i = 0; i < options_.step_length; ++i) ids[i] = (i * 7919 + r * 104729 + 3) % c.vocab;
-    builder.AddRow(ids, std::span(&t, 1));
-  }
-  const engine::TreeBatch tree = builder.Build(nullptr);
-  const std::vector<float> coef(tree.size(), 1.0f / static_cast<float>(tree.size()));
   engine::TrainPass pass(engine_);
   Buffer memory;
-  const auto ours = [&] {
-    return Seconds([&] {
-      const ComputeWeights weights = engine::Repack(params, options_.profile, engine_.threads(), memory);
-      const auto logprobs = pass.Forward(weights, tree);
-      TEMPER_CHECK(logprobs.ok()) << logprobs.status().ToString();
-      grads.SetZero();
-      pass.Backward(coef, grads);
-      const auto report = adamw.Step(engine_, adam, grads, params);
-      TEMPER_CHECK(report.ok()) << report.status().ToString();
-    });
+  // A step on rows of a length, beside peers or not.
+  const auto contest = [&](int length) -> Contest {
+    return {.work = "step",
+            .name = fmt::format("{}, {} rows of {} tokens", ModelName(), options_.step_rows, length),
+            .unit = "tokens/s",
+            .work_done = static_cast<double>(options_.step_rows) * length,
+            .request = fmt::format(R"("rows":{},"length":{})", options_.step_rows, length),
+            .target = Tiles() ? 4.0 : 1.3};
   };
+  const auto step = [&](int length) -> std::function<double()> {
+    engine::TreeBuilder builder;
+    const float t = 1;
+    for (int r = 0; r < options_.step_rows; ++r) {
+      std::vector<int32_t> ids(length);
+      for (int i = 0; i < length; ++i) ids[i] = (i * 7919 + r * 104729 + 3) % c.vocab;
+      builder.AddRow(ids, std::span(&t, 1));
+    }
+    engine::TreeBatch tree = builder.Build(nullptr);
+    std::vector<float> coef(tree.size(), 1.0f / static_cast<float>(tree.size()));
+    return [&, tree = std::move(tree), coef = std::move(coef)] {
+      return Seconds([&] {
+        const ComputeWeights weights = engine::Repack(params, options_.profile, engine_.threads(), memory);
+        const auto logprobs = pass.Forward(weights, tree);
+        TEMPER_CHECK(logprobs.ok()) << logprobs.status().ToString();
+        grads.SetZero();
+        pass.Backward(coef, grads);
+        const auto report = adamw.Step(engine_, adam, grads, params);
+        TEMPER_CHECK(report.ok()) << report.status().ToString();
+      });
+    };
+  };
+  const Contest timed = contest(options_.step_length);
+  const std::function<double()> ours = step(options_.step_length);
   std::vector<double> rates, floors;
-  const double tokens = tree.size();
   ours();
   for (int i = 0; i < options_.samples; ++i) {
     floors.push_back(PeakFlops(engine_, options_.clock) / (3 * ForwardFlops(c, true)));
-    rates.push_back(tokens / ours());
+    rates.push_back(timed.work_done / ours());
   }
-  const std::string name = fmt::format("{}, {} rows of {} tokens", ModelName(), options_.step_rows, options_.step_length);
-  emit_(Compare("step", name, "tokens/s", "peak of fp32 multiply-adds, attention not counted", rates, floors));
-  return AgainstPeers({.work = "step",
-                       .name = name,
-                       .unit = "tokens/s",
-                       .work_done = tokens,
-                       .request = fmt::format(R"("rows":{},"length":{})", options_.step_rows, options_.step_length),
-                       .target = Tiles() ? 4 : 1.3},
-                      ours);
+  emit_(Compare("step", timed.name, "tokens/s", "peak of fp32 multiply-adds, attention not counted", rates, floors));
+  const std::optional<Entry> best = AgainstPeers(timed, ours);
+  // In a short batch most of either side's memory is weights, gradients and moments in fp32; longer rows say what a step adds to them.
+  if (best && options_.memory_length > options_.step_length) {
+    Entry longer = BesideMode(contest(options_.memory_length), best->peer, best->mode, 1, step(options_.memory_length));
+    if (longer.row.note.empty()) {
+      EmitMemory(longer);
+    } else {
+      emit_(longer.row);
+    }
+  }
+  return Status::Ok();
 }
 
 Status Bench::Growth() {

@@ -30,6 +30,7 @@ struct Options {
   bool best_peers = false;
   int prefill_tokens = 512;                         // of `prefill`
   int step_rows = 2, step_length = 256;  // the batch of `step`
+  int memory_length = 1024;              // of its rows where only memory is compared; no longer than step_length: not at all
   int growth_tokens = 4096;              // the longest row of `growth`
   int head_tokens = 2048;                // the longest row of `head`, and its vocabularies
   std::vector<int> head_vocabs = {49152, 151936};
