@@ -56,20 +56,27 @@ constexpr int kRows = 96;                // rows of A expanded at a time
 constexpr int kDepth = 640;              // reduced axis at a time
 constexpr int kRowStride = kDepth + 16;  // not a power of two: spreads rows over cache sets
 
-// Asks for the line at p, which a later tile reads. Never faults.
-template <class T>
-inline void Ahead(const T* p) {
-  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
-}
+// What a tile asks for, since later ones read it: so many lines of 64 bytes with each block of its own. Never faults.
+struct Ahead {
+  const char* from;
+  int lines;
+};
+template <class E>
+constexpr int kBlockLines = 512 * sizeof(typename E::T) / 64;  // of a panel
+template <class E>
+inline Ahead WholePanel(const typename E::T* panel) { return {reinterpret_cast<const char*>(panel), kBlockLines<E>}; }
+inline void Ask(const char* p) { _mm_prefetch(p, _MM_HINT_T1); }
 
 #if defined(__AVX512F__)
 
 // One panel and no more: each number of A is then the operand of one multiply-add, which broadcasts it as it loads. Sums, even
 // and odd chains of eight rows are 24 registers.
+template <class E>
 constexpr int kTileRows = 8;
+constexpr bool kSharesAhead = false;  // the last tile asks for all of the next panel
 
 template <class E, int R, int RS, int KS>
-__attribute__((noinline)) void Tile(const float* a, const typename E::T* b, const typename E::T* ahead, int blocks, float* c,
+__attribute__((noinline)) void Tile(const float* a, const typename E::T* b, Ahead ahead, int blocks, float* c,
                                     int64_t c_stride, bool start) {
   __m512 sum[R];
 #pragma GCC unroll 8
@@ -81,7 +88,7 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, cons
     for (int r = 0; r < R; ++r) even[r] = odd[r] = _mm512_setzero_ps();
     if constexpr (E::kPairs) {
       for (int i = 0; i < 16; ++i) {
-        if (R > 2) Ahead(ahead + i * 32);  // fewer do little between loads: then the processor alone fetches faster
+        if (R > 2) Ask(ahead.from + i * 64);  // fewer do little between loads: then the processor alone fetches faster
         const __m512i w = _mm512_loadu_si512(b + i * 32);
         const __m512 x = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
         const __m512 y = _mm512_castsi512_ps(_mm512_and_si512(w, high));
@@ -95,7 +102,7 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, cons
       for (int r = 0; r < R; ++r) even[r] = _mm512_add_ps(even[r], odd[r]);
     } else {
       for (int i = 0; i < 32; ++i) {
-        Ahead(ahead + i * 16);
+        Ask(ahead.from + i * 64);
         const __m512 w = _mm512_loadu_ps(b + i * 16);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) even[r] = _mm512_fmadd_ps(_mm512_set1_ps(a[r * RS + i * KS]), w, even[r]);
@@ -103,7 +110,7 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, cons
     }
     a += 32 * KS;
     b += 512;
-    ahead += 512;
+    ahead.from += kBlockLines<E> * 64;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) sum[r] = _mm512_add_ps(sum[r], even[r]);
   }
@@ -113,13 +120,16 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, cons
 
 #else
 
-constexpr int kTileRows = 6;
+// Sixteen columns are two registers. Pairs: both chains of three rows are twelve, and all of a block is written out, since a loop of
+// sixteen turns costs as much at its end as two of them. Without pairs six rows have one chain each.
+template <class E>
+constexpr int kTileRows = E::kPairs ? 3 : 6;
+constexpr bool kSharesAhead = true;  // each tile asks for its part of the next panel
 
-// Sixteen columns are two registers. The even chains run first and then the odd ones, so that six rows fit.
 template <class E, int R, int RS, int KS>
-__attribute__((noinline)) void Tile(const float* a, const typename E::T* b, const typename E::T* ahead, int blocks, float* c,
+__attribute__((noinline)) void Tile(const float* a, const typename E::T* b, Ahead ahead, int blocks, float* c,
                                     int64_t c_stride, bool start) {
-  alignas(32) float kept[R][16], even_kept[R][16];
+  alignas(32) float kept[R][16];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     _mm256_store_ps(kept[r], start ? _mm256_setzero_ps() : _mm256_loadu_ps(c + r * c_stride));
@@ -127,64 +137,59 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, cons
   }
   const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   for (int block = 0; block < blocks; ++block) {
-    __m256 s[R][2];
+    if (R > 1) {  // one row: as above
+      for (int i = 0; i < ahead.lines; ++i) Ask(ahead.from + i * 64);
+      ahead.from += ahead.lines * 64;
+    }
+    __m256 even[R][2];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) s[r][0] = s[r][1] = _mm256_setzero_ps();
+    for (int r = 0; r < R; ++r) even[r][0] = even[r][1] = _mm256_setzero_ps();
     if constexpr (E::kPairs) {
+      __m256 odd[R][2];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) odd[r][0] = odd[r][1] = _mm256_setzero_ps();
+#pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
-        if (R > 1) Ahead(ahead + i * 32);  // as above
         const auto* w = reinterpret_cast<const __m256i*>(b + i * 32);
-        const __m256 x = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(w), 16));
-        const __m256 y = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(w + 1), 16));
+        const __m256i low = _mm256_loadu_si256(w), up = _mm256_loadu_si256(w + 1);
+        const __m256 x = _mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), y = _mm256_castsi256_ps(_mm256_slli_epi32(up, 16));
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
           const __m256 v = _mm256_broadcast_ss(a + r * RS + 2 * i * KS);
-          s[r][0] = _mm256_fmadd_ps(v, x, s[r][0]);
-          s[r][1] = _mm256_fmadd_ps(v, y, s[r][1]);
+          even[r][0] = _mm256_fmadd_ps(v, x, even[r][0]);
+          even[r][1] = _mm256_fmadd_ps(v, y, even[r][1]);
         }
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        _mm256_store_ps(even_kept[r], s[r][0]);
-        _mm256_store_ps(even_kept[r] + 8, s[r][1]);
-        s[r][0] = s[r][1] = _mm256_setzero_ps();
-      }
-      for (int i = 0; i < 16; ++i) {
-        const auto* w = reinterpret_cast<const __m256i*>(b + i * 32);
-        const __m256 x = _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(w), high));
-        const __m256 y = _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(w + 1), high));
+        const __m256 p = _mm256_castsi256_ps(_mm256_and_si256(low, high)), q = _mm256_castsi256_ps(_mm256_and_si256(up, high));
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
           const __m256 v = _mm256_broadcast_ss(a + r * RS + (2 * i + 1) * KS);
-          s[r][0] = _mm256_fmadd_ps(v, x, s[r][0]);
-          s[r][1] = _mm256_fmadd_ps(v, y, s[r][1]);
+          odd[r][0] = _mm256_fmadd_ps(v, p, odd[r][0]);
+          odd[r][1] = _mm256_fmadd_ps(v, q, odd[r][1]);
         }
       }
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        s[r][0] = _mm256_add_ps(_mm256_load_ps(even_kept[r]), s[r][0]);
-        s[r][1] = _mm256_add_ps(_mm256_load_ps(even_kept[r] + 8), s[r][1]);
+        even[r][0] = _mm256_add_ps(even[r][0], odd[r][0]);
+        even[r][1] = _mm256_add_ps(even[r][1], odd[r][1]);
       }
     } else {
       for (int i = 0; i < 32; ++i) {
-        Ahead(ahead + i * 16);
         const __m256 x = _mm256_loadu_ps(reinterpret_cast<const float*>(b) + i * 16);
         const __m256 y = _mm256_loadu_ps(reinterpret_cast<const float*>(b) + i * 16 + 8);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
           const __m256 v = _mm256_broadcast_ss(a + r * RS + i * KS);
-          s[r][0] = _mm256_fmadd_ps(v, x, s[r][0]);
-          s[r][1] = _mm256_fmadd_ps(v, y, s[r][1]);
+          even[r][0] = _mm256_fmadd_ps(v, x, even[r][0]);
+          even[r][1] = _mm256_fmadd_ps(v, y, even[r][1]);
         }
       }
     }
     a += 32 * KS;
     b += 512;
-    ahead += 512;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      _mm256_store_ps(kept[r], _mm256_add_ps(_mm256_load_ps(kept[r]), s[r][0]));
-      _mm256_store_ps(kept[r] + 8, _mm256_add_ps(_mm256_load_ps(kept[r] + 8), s[r][1]));
+      _mm256_store_ps(kept[r], _mm256_add_ps(_mm256_load_ps(kept[r]), even[r][0]));
+      _mm256_store_ps(kept[r] + 8, _mm256_add_ps(_mm256_load_ps(kept[r] + 8), even[r][1]));
     }
   }
 #pragma GCC unroll 8
@@ -196,8 +201,8 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, cons
 
 #endif
 
-template <class E, int RS, int KS, int R = kTileRows>
-void TileRows(int rows, const float* a, const typename E::T* b, const typename E::T* ahead, int blocks, float* c,
+template <class E, int RS, int KS, int R = kTileRows<E>>
+void TileRows(int rows, const float* a, const typename E::T* b, Ahead ahead, int blocks, float* c,
               int64_t c_stride, bool start) {
   if constexpr (R > 1) {
     if (rows < R) return TileRows<E, RS, KS, R - 1>(rows, a, b, ahead, blocks, c, c_stride, start);
@@ -205,26 +210,31 @@ void TileRows(int rows, const float* a, const typename E::T* b, const typename E
   Tile<E, R, RS, KS>(a, b, ahead, blocks, c, c_stride, start);
 }
 
-// Number k of row r is at a[r * RS + k * KS]; with RS = 1 only within a tile of kTileRows rows, of which one follows the other.
+// Number k of row r is at a[r * RS + k * KS]; with RS = 1 only within a tile of kTileRows<E> rows, of which one follows the other.
 template <class E, int RS, int KS>
 void RunBlock(const Gemm& g, const float* a, int rows, int k0, int depth, float* c, bool start) {
   const auto* panel = static_cast<const typename E::T*>(g.b) + static_cast<int64_t>(k0) * 16;
   const int64_t b_stride = g.b_stride ? g.b_stride : static_cast<int64_t>(g.k) * 16;
   const int blocks = depth / 32;
-  const int tiles = (rows + kTileRows - 1) / kTileRows, tile = RS == 1 ? kTileRows : (rows + tiles - 1) / tiles;
+  const int tiles = (rows + kTileRows<E> - 1) / kTileRows<E>, tile = RS == 1 ? kTileRows<E> : (rows + tiles - 1) / tiles;
+  const int share = (kBlockLines<E> + tiles - 1) / tiles;
   for (int n = 0; n < g.n; n += 16, panel += b_stride) {
     const int columns = MinInt(16, g.n - n);
     for (int r = 0; r < rows; r += tile) {
       const int count = MinInt(tile, rows - r);
-      // The last tile of rows fetches the next panel while it computes; few rows wait for memory otherwise.
-      const auto* ahead = r + tile < rows ? panel : panel + b_stride;
+      // The next panel is asked for while this one is computed; few rows wait for memory otherwise.
+      Ahead ahead = WholePanel<E>(r + tile < rows ? panel : panel + b_stride);
+      if (kSharesAhead) {
+        const int before = r / tile * share;
+        ahead = {reinterpret_cast<const char*>(panel + b_stride) + static_cast<int64_t>(before) * blocks * 64, before < kBlockLines<E> ? share : 0};
+      }
       const float* from = a + r * (RS == 1 ? depth : RS);
       float* to = c + r * g.c_stride + n;
       if (columns == 16) {
         TileRows<E, RS, KS>(count, from, panel, ahead, blocks, to, g.c_stride, start);
         continue;
       }
-      alignas(64) float edge[kTileRows * 16];
+      alignas(64) float edge[kTileRows<E> * 16];
       std::memset(edge, 0, sizeof edge);
       if (!start) {
         for (int i = 0; i < count; ++i) std::memcpy(edge + i * 16, to + i * g.c_stride, columns * sizeof(float));
@@ -239,9 +249,9 @@ template <class E>
 void GemmVector(const Gemm& g) {
   using T = typename E::T;
   alignas(64) float a[kRows * kRowStride];
-  constexpr int kFewStride = kRows * kRowStride / kTileRows / 32 * 32, kFewDepth = kFewStride - 32;
+  constexpr int kFewRows = kTileRows<Fp32>, kFewStride = kRows * kRowStride / kFewRows / 32 * 32, kFewDepth = kFewStride - 32;
   // Chunks of the reduced axis of near-equal length. Few rows read panels whole: one stream of memory.
-  const bool few = !g.a_transposed && g.m <= kTileRows;
+  const bool few = !g.a_transposed && g.m <= kFewRows;
   const int most = few ? kFewDepth : kDepth;
   const int chunks = (g.k + most - 1) / most;
   const int chunk = chunks ? Up((g.k + chunks - 1) / chunks, 32) : 0;
@@ -263,12 +273,12 @@ void GemmVector(const Gemm& g) {
               for (; i + 16 <= rows; i += 16) Store(columns[j] + i, E::LoadE(row + i));
               for (; i < rows; ++i) columns[j][i] = E::Scalar(row[i]);
             }
-            for (int i = 0; i < rows; i += kTileRows) {
-              float* to = a + i * depth + k * kTileRows;
-              for (int j = 0; j < kColumns; ++j) std::memcpy(to + j * kTileRows, columns[j] + i, kTileRows * sizeof(float));
+            for (int i = 0; i < rows; i += kTileRows<E>) {
+              float* to = a + i * depth + k * kTileRows<E>;
+              for (int j = 0; j < kColumns; ++j) std::memcpy(to + j * kTileRows<E>, columns[j] + i, kTileRows<E> * sizeof(float));
             }
           }
-          RunBlock<E, 1, kTileRows>(g, a, rows, k0, depth, c, start);
+          RunBlock<E, 1, kTileRows<E>>(g, a, rows, k0, depth, c, start);
         } else {
           const int stride = few ? kFewStride : kRowStride;
           for (int r = 0; r < rows; ++r) {
@@ -842,7 +852,7 @@ struct Operand<E, false> {  // the same numbers in fp32
   static void Store(A* p, F x) { cpu::TEMPER_ISA::Store(p, E::Rounded(x)); }
 };
 
-// C [rows][n] = rows A, RS numbers apart, times panels; at most kTileRows of them where there are no tiles. `ahead` (a line for each line
+// C [rows][n] = rows A, RS numbers apart, times panels; at most kTileRows<E> of them where there are no tiles. `ahead` (a line for each line
 // of B) is asked for meanwhile.
 template <class E, int RS>
 void AttentionProduct(int rows, const typename Operand<E, kOnTiles<E>>::A* a, const typename E::T* b, int64_t b_stride,
@@ -864,7 +874,7 @@ void AttentionProduct(int rows, const typename Operand<E, kOnTiles<E>>::A* a, co
 #endif
   {
     for (int i = 0; i < n; i += 16, b += b_stride, ahead += b_stride) {
-      TileRows<E, RS, 1>(rows, a, b, ahead, k / 32, c + i, c_stride, /*start=*/true);
+      TileRows<E, RS, 1>(rows, a, b, WholePanel<E>(ahead), k / 32, c + i, c_stride, /*start=*/true);
     }
   }
 }
@@ -879,7 +889,7 @@ void AttendForwardAt(const AttentionForward& a) {
   A* q = Take<A>(scratch, static_cast<size_t>(rows) * QS);
   float* o = Take<float>(scratch, static_cast<size_t>(rows) * width);
   // Few rows at a time go through both products and the softmax between them, and with the page stay in the first cache.
-  const int most = kOnTiles<E> ? rows : MinInt(rows, kTileRows);
+  const int most = kOnTiles<E> ? rows : MinInt(rows, kTileRows<E>);
   float* s = Take<float>(scratch, static_cast<size_t>(most) * 64);
   A* p = Take<A>(scratch, static_cast<size_t>(most) * 64);
   float* pv = Take<float>(scratch, static_cast<size_t>(most) * width);
