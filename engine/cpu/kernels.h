@@ -129,12 +129,6 @@ constexpr bool kSharesAhead = true;  // each tile asks for its part of the next 
 template <class E, int R, int RS, int KS>
 __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, Ahead ahead, int blocks, float* c,
                                     int64_t c_stride, bool start) {
-  alignas(32) float kept[R][16];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    _mm256_store_ps(kept[r], start ? _mm256_setzero_ps() : _mm256_loadu_ps(c + r * c_stride));
-    _mm256_store_ps(kept[r] + 8, start ? _mm256_setzero_ps() : _mm256_loadu_ps(c + r * c_stride + 8));
-  }
   const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   for (int block = 0; block < blocks; ++block) {
     if (R > 1) {  // one row: as above
@@ -188,14 +182,12 @@ __attribute__((noinline)) void Tile(const float* a, const typename E::T* b, Ahea
     b += 512;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      _mm256_store_ps(kept[r], _mm256_add_ps(_mm256_load_ps(kept[r]), even[r][0]));
-      _mm256_store_ps(kept[r] + 8, _mm256_add_ps(_mm256_load_ps(kept[r] + 8), even[r][1]));
+      float* to = c + r * c_stride;
+      const __m256 first = start ? _mm256_setzero_ps() : _mm256_loadu_ps(to), second = start ? _mm256_setzero_ps() : _mm256_loadu_ps(to + 8);
+      _mm256_storeu_ps(to, _mm256_add_ps(first, even[r][0]));
+      _mm256_storeu_ps(to + 8, _mm256_add_ps(second, even[r][1]));
     }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    _mm256_storeu_ps(c + r * c_stride, _mm256_load_ps(kept[r]));
-    _mm256_storeu_ps(c + r * c_stride + 8, _mm256_load_ps(kept[r] + 8));
+    start = false;
   }
 }
 
