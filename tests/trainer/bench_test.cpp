@@ -244,7 +244,8 @@ TEST(Bench, OnlyPeersThatCountAreComparedWith) {
     EXPECT_NE(rows["prefill tokens/s vllm float32"].note.find("differ from ours by 0.2"), std::string::npos);
     EXPECT_NE(rows["prefill tokens/s llama.cpp float16"].note.find("tests/setup_peers.sh makes it"), std::string::npos);
     EXPECT_EQ(rows.count("step tokens/s vllm float32"), 0) << "it trains nothing";
-    EXPECT_EQ(memories.size(), weak ? 0 : 2);
+    EXPECT_EQ(memories.size(), 2);
+    for (const auto& [name, row] : memories) EXPECT_EQ(row.note.starts_with("weak"), weak) << name;
     if (weak) continue;
     EXPECT_GT(rows["prefill tokens/s the best: torch float32"].target, 1);
     EXPECT_EQ(memories.count("SmolLM2-135M, 1 layers, 1 rows of 48 tokens"), 1);
