@@ -173,6 +173,7 @@ Status ExportRows(const std::string& run, const std::function<void(const std::st
     if (job.trainer.permute_rewards) trainer::PermuteRewards(job.seed, groups);
     ASSIGN_OR_RETURN(const trainer::Batch batch, trainer::BuildBatch(std::move(groups), {.merge = false}));
     const trainer::LossResult loss = trainer::ComputeLoss(algorithm, trainer::RecordedLossGroups(batch));
+    const std::vector<uint8_t> silent = trainer::SilentGroups(algorithm, batch);
     for (size_t g = 0; g < batch.groups.size(); ++g) {
       const trainer::Group& group = batch.groups[g];
       for (size_t i = 0; i < group.rollouts.size(); ++i) {
@@ -181,7 +182,8 @@ Status ExportRows(const std::string& run, const std::function<void(const std::st
         JsonWriter head;
         head.BeginObject().Key("step").Int(step).Key("group").Int(group.group).Key("rollout").Int(rollout.rollout);
         head.Key("source").String(facts.source).Key("task").Int(facts.task).Key("version_admitted").Int(group.version_admitted);
-        head.Key("outcome").String(OutcomeName(rollout.outcome)).Key("reward").Double(rollout.reward).EndObject();
+        head.Key("outcome").String(OutcomeName(rollout.outcome)).Key("reward").Double(rollout.reward);
+        head.Key("silent").Bool(!silent.empty() && silent[g]).EndObject();
         for (const std::string& line : RowsOf(rollout, head.Take(), loss.token_advantages[g][i])) row(line);
       }
     }

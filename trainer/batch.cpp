@@ -295,6 +295,21 @@ std::vector<LossGroup> RecordedLossGroups(const Batch& batch, bool decoupled) {
   return LossGroups(batch, decoupled, {}, [](const SampledToken& token) { return token.logprob; }, [](int32_t, int32_t) { return 0.0f; });
 }
 
+bool IsSilent(const std::vector<std::vector<double>>& values) {
+  for (const std::vector<double>& rollout : values) {
+    if (std::any_of(rollout.begin(), rollout.end(), [](double v) { return v != 0; })) return false;
+  }
+  return true;
+}
+
+std::vector<uint8_t> SilentGroups(const Algorithm& algorithm, const Batch& batch) {
+  std::vector<uint8_t> silent;
+  if (!algorithm.SilentWithoutAdvantage()) return silent;
+  const LossResult recorded = ComputeLoss(algorithm, RecordedLossGroups(batch, algorithm.off_policy.decoupled));
+  for (const auto& group : recorded.token_advantages) silent.push_back(IsSilent(group));
+  return silent;
+}
+
 std::vector<std::vector<float>> ItemCoefficients(const Batch& batch, const std::vector<std::vector<std::vector<double>>>& coef,
                                                  const std::vector<std::vector<std::vector<std::vector<double>>>>& coef_top) {
   std::vector<std::vector<double>> sums;

@@ -105,6 +105,13 @@ std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::v
 // As if every logprob were the recorded one: what the rewards alone say of advantages.
 std::vector<LossGroup> RecordedLossGroups(const Batch& batch, bool decoupled = false);
 
+// Whether all of a group's per-token numbers are 0.
+bool IsSilent(const std::vector<std::vector<double>>& values);
+
+// BatchOptions::silent: groups that cannot have a gradient, told from their rewards alone, where a coefficient is a multiple of its token's
+// advantage. Empty where it is not. Who leaves them out checks them again once the true coefficients are known.
+std::vector<uint8_t> SilentGroups(const Algorithm& algorithm, const Batch& batch);
+
 // The coefficient of each item of each chunk: the sum over the sampled tokens that lie on its node. Sums in double, in canonical order.
 // `coef_top`: LossResult's, empty without targets.
 std::vector<std::vector<float>> ItemCoefficients(const Batch& batch, const std::vector<std::vector<std::vector<double>>>& coef,

@@ -58,23 +58,6 @@ int64_t ChunkNodes(const engine::ModelConfig& config, engine::Profile profile, i
   return low;
 }
 
-bool IsSilent(const std::vector<std::vector<double>>& coef) {
-  for (const std::vector<double>& rollout : coef) {
-    if (std::any_of(rollout.begin(), rollout.end(), [](double c) { return c != 0; })) return false;
-  }
-  return true;
-}
-
-// Groups that cannot have a gradient, told from their rewards alone, where a coefficient is a multiple of its token's advantage.
-// Whatever is left out is checked again once the true coefficients are known.
-std::vector<uint8_t> SilentGroups(const Algorithm& algorithm, const Batch& batch) {
-  std::vector<uint8_t> silent;
-  if (!algorithm.SilentWithoutAdvantage()) return silent;
-  const LossResult recorded = ComputeLoss(algorithm, RecordedLossGroups(batch, algorithm.off_policy.decoupled));
-  for (const auto& group : recorded.token_advantages) silent.push_back(IsSilent(group));
-  return silent;
-}
-
 // What one optimizer step says of itself: the line of metrics.jsonl and the live view.
 struct StepReport {
   int64_t step = 0;     // after it; trained with version step-1

@@ -90,6 +90,7 @@ TEST(Run, TheWholeLoop) {
   EXPECT_EQ(JobProcess::Door({"pool", "export", job.folder()}, &output), 0) << output;
   int64_t trained = 0;
   std::map<int64_t, std::vector<std::pair<double, double>>> gained;  // of each rollout of a group: reward, advantage
+  std::map<int64_t, bool> silent;
   std::set<std::pair<int64_t, int64_t>> rollouts;
   for (const std::string& line : Split(std::string(Trim(output)), '\n')) {
     auto parsed = ParseJson(line);
@@ -105,6 +106,7 @@ TEST(Run, TheWholeLoop) {
       EXPECT_GE(row.at("versions").as_array()[k].as_int64(), row.at("version_admitted").as_int64());
       advantage = row.at("advantages").as_array()[k].to_number<double>();
     }
+    silent[group] = row.at("silent").as_bool();
     if (rollouts.insert({group, row.at("rollout").as_int64()}).second) gained[group].emplace_back(row.at("reward").to_number<double>(), advantage);
   }
   EXPECT_EQ(trained, *s.IntOr("tokens_trained", 0));
@@ -117,6 +119,7 @@ TEST(Run, TheWholeLoop) {
     // cispo: over the sample deviation of the group.
     const double deviation = members.size() > 1 ? std::sqrt(squares / static_cast<double>(members.size() - 1)) : 0;
     with_signal += deviation > 0;
+    EXPECT_EQ(silent.at(group), deviation == 0) << "group " << group;
     for (const auto& [reward, advantage] : members) EXPECT_NEAR(advantage, deviation > 0 ? (reward - mean) / deviation : 0, 1e-4) << group;
   }
   EXPECT_GT(with_signal, 0) << "an export of zeros would pass";

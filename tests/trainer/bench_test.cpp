@@ -390,12 +390,12 @@ TEST(TreeBench, EverySetIsMeasuredBesideItsRowsAndItsPrediction) {
 // Could go wrong: a run's rows are measured as other trees than the trainer makes of them.
 TEST(TreeBench, RowsOfARunAreItsTrees) {
   const std::string path = testing::TempDir() + "rows.jsonl";
-  // Two calls of one rollout, the second with the first in its history, and another rollout; a token drawn is one wherever it stands.
+  // Two calls of one rollout, the second with the first in its history, and another rollout; a token is drawn in the first row that holds it.
   ASSERT_TRUE(WriteFile(path,
                         R"({"step":1,"group":3,"rollout":0,"sequence":0,"inv_temperature":1,"ids":[1,2,3,4],"mask":[0,0,1,1],"versions":[null,null,0,0]})" "\n"
                         R"({"step":1,"group":3,"rollout":0,"sequence":1,"inv_temperature":1,"ids":[1,2,3,5],"mask":[0,0,0,1],"versions":[null,null,0,0]})" "\n"
                         R"({"step":1,"group":4,"rollout":1,"sequence":0,"inv_temperature":1,"ids":[1,2,7],"mask":[0,0,1],"versions":[null,null,1]})" "\n"
-                        R"({"step":2,"group":5,"rollout":0,"sequence":0,"inv_temperature":1,"ids":[9,8],"mask":[0,1],"versions":[null,1]})" "\n")
+                        R"({"step":2,"group":5,"rollout":0,"sequence":0,"silent":true,"inv_temperature":1,"ids":[9,8],"mask":[0,1],"versions":[null,1]})" "\n")
                   .ok());
   const auto sets = TreeSetsOfRows(path, 16);
   ASSERT_TRUE(sets.ok()) << sets.status().ToString();
@@ -404,9 +404,33 @@ TEST(TreeBench, RowsOfARunAreItsTrees) {
   EXPECT_EQ(batch.chunks[0].tree.token, (std::vector<int32_t>{1, 2, 3, 4, 5, 7}));
   EXPECT_EQ(batch.chunks[0].wanted, (std::vector<uint8_t>{0, 0, 1, 1, 1, 1}));
   EXPECT_EQ(batch.logical_tokens, 11);
+  const Batch flat = BuildBatch((*sets)[0].groups, {.merge = false}).value();
+  EXPECT_EQ(flat.chunks[0].tree.token, (std::vector<int32_t>{1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 7}));
+  EXPECT_EQ(flat.chunks[0].wanted, (std::vector<uint8_t>{0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 1})) << "a row's history is scored where it was drawn";
+  EXPECT_EQ((*sets)[0].silent, (std::vector<uint8_t>{0, 0}));
+  EXPECT_EQ((*sets)[1].silent, (std::vector<uint8_t>{1}));
   const auto refused = TreeSetsOfRows(path, 9);
   ASSERT_FALSE(refused.ok());
   EXPECT_NE(refused.status().message().find("line 4"), std::string::npos) << refused.status().message();
+
+  // What the trainer only scores is only scored here.
+  TreeOptions options;
+  options.samples = 2;
+  options.clock = Clock::kCpu;
+  options.model = testing::TempDir() + "rows_model";
+  options.rows = path;
+  const engine::ModelConfig config = TinyModel(16);
+  ASSERT_TRUE(engine::SaveHuggingFace(options.model, config, engine::InitParameters(config, 1), {}, engine::FileType::kBF16).ok());
+  auto engine = engine::MakeEngine(engine::CpuPath::kAuto, 1);
+  std::optional<Sharing> sharing;
+  const Status status = RunTreeBench(*engine, options, [&](const Row&, const std::optional<Sharing>& s) {
+    if (s) sharing = s;
+  });
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  ASSERT_TRUE(sharing);
+  EXPECT_EQ(sharing->logical_tokens, 13);
+  EXPECT_EQ(sharing->tree_tokens, 8);
+  EXPECT_EQ(sharing->silent_tokens, 2);
 }
 
 }  // namespace

@@ -69,8 +69,9 @@ void PrintRow(const char* bench, const bench::Row& row, const std::optional<benc
               bool as_json) {
   if (!as_json) {
     if (sharing) {
-      std::printf("%s: %lld tokens as rows, %lld as a tree (%.2fx); %.0f attention pairs, %.0f (%.2fx); predicted speed-up %.2f\n", row.name.c_str(),
-                  static_cast<long long>(sharing->logical_tokens), static_cast<long long>(sharing->tree_tokens),
+      const std::string silent = sharing->silent_tokens ? fmt::format(", {} of them scored only", sharing->silent_tokens) : "";
+      std::printf("%s: %lld tokens as rows%s, %lld as a tree (%.2fx); %.0f attention pairs, %.0f (%.2fx); predicted speed-up %.2f\n", row.name.c_str(),
+                  static_cast<long long>(sharing->logical_tokens), silent.c_str(), static_cast<long long>(sharing->tree_tokens),
                   static_cast<double>(sharing->logical_tokens) / static_cast<double>(sharing->tree_tokens), sharing->logical_pairs,
                   sharing->tree_pairs, sharing->logical_pairs / sharing->tree_pairs, sharing->predicted);
     }
@@ -104,6 +105,7 @@ void PrintRow(const char* bench, const bench::Row& row, const std::optional<benc
   if (row.target > 0) w.Key("target").Double(row.target);
   if (sharing) {
     w.Key("logical_tokens").Int(sharing->logical_tokens).Key("tree_tokens").Int(sharing->tree_tokens);
+    w.Key("silent_tokens").Int(sharing->silent_tokens);
     w.Key("logical_pairs").Double(sharing->logical_pairs).Key("tree_pairs").Double(sharing->tree_pairs);
     w.Key("predicted").Double(sharing->predicted);
   }

@@ -91,6 +91,8 @@ class TreeBench {
  private:
   // A batch laid out, its coefficients, and what computing it is expected to take.
   struct Laid {
+    const TreeSet* set = nullptr;
+    BatchOptions options;
     Batch batch;
     std::vector<std::vector<float>> coef;
     double seconds = 0;  // predicted
@@ -118,8 +120,9 @@ class TreeBench {
     const auto logprobs = pass.Forward(weights_, tree, options);
     TEMPER_CHECK(logprobs.ok()) << logprobs.status().ToString();
     const double middle = Now(options_.clock);
-    pass.Backward(coef, grads_);
     t.forward_s = middle - begin;
+    if (!options.keep) return t;
+    pass.Backward(coef, grads_);
     t.backward_s = Now(options_.clock) - middle;
     return t;
   }
@@ -131,7 +134,8 @@ class TreeBench {
     };
     std::vector<PassTime> times;
     TrainPass pass(engine_);
-    for (const Shape& shape : {Shape{6, 64, 63}, Shape{6, 64, 4}, Shape{1, std::min(1024, config().max_positions), 16}, Shape{1, 384, 192}, Shape{1, 48, 16}}) {
+    for (Shape shape : {Shape{6, 64, 63}, Shape{6, 64, 4}, Shape{1, 1024, 16}, Shape{1, 384, 192}, Shape{1, 48, 16}}) {
+      shape.length = std::min(shape.length, config().max_positions);
       engine::TreeBuilder builder(/*merge=*/false);
       const float one = 1;
       for (int r = 0; r < shape.rows; ++r) {
@@ -175,9 +179,9 @@ class TreeBench {
     return (t.forward_s + t.backward_s) / gauge_.seconds;
   }
 
-  Laid Lay(const std::vector<Group>& groups, const BatchOptions& options) const {
-    Laid laid;
-    Result<Batch> batch = BuildBatch(groups, options);
+  Laid Lay(const TreeSet& set, bool merge) const {
+    Laid laid{.set = &set, .options = {.merge = merge, .silent = set.silent}, .batch = {}, .coef = {}};
+    Result<Batch> batch = BuildBatch(set.groups, laid.options);
     TEMPER_CHECK(batch.ok()) << batch.status().ToString();
     laid.batch = *std::move(batch);
     for (const BatchChunk& chunk : laid.batch.chunks) {
@@ -188,11 +192,11 @@ class TreeBench {
     return laid;
   }
 
-  // Seconds of laying the rollouts out and of both passes.
-  double Step(TrainPass& pass, const std::vector<Group>& groups, const BatchOptions& options, const Laid& laid) {
-    std::vector<Group> copy = groups;
+  // Seconds of laying the rollouts out and of both passes (of silent groups the first alone).
+  double Step(TrainPass& pass, const Laid& laid) {
+    std::vector<Group> copy = laid.set->groups;
     const double begin = Now(options_.clock);
-    const Result<Batch> batch = BuildBatch(std::move(copy), options);
+    const Result<Batch> batch = BuildBatch(std::move(copy), laid.options);
     TEMPER_CHECK(batch.ok()) << batch.status().ToString();
     double seconds = Now(options_.clock) - begin;
     for (size_t c = 0; c < batch->chunks.size(); ++c) {
@@ -202,15 +206,18 @@ class TreeBench {
     return seconds;
   }
 
-  size_t FreshBytes(const std::vector<Group>& groups, const BatchOptions& options, const Laid& laid) {
+  size_t FreshBytes(const Laid& laid) {
     TrainPass pass(engine_);
-    Step(pass, groups, options, laid);
+    Step(pass, laid);
     return pass.bytes();
   }
 
   Sharing SharingOf(const Laid& tree, const Laid& flat) const {
     Sharing s{.logical_tokens = flat.batch.tree_tokens, .tree_tokens = tree.batch.tree_tokens};
-    for (const BatchChunk& chunk : flat.batch.chunks) s.logical_pairs += Pairs(chunk.tree);
+    for (const BatchChunk& chunk : flat.batch.chunks) {
+      s.logical_pairs += Pairs(chunk.tree);
+      if (chunk.silent) s.silent_tokens += chunk.tree.logical_tokens;
+    }
     for (const BatchChunk& chunk : tree.batch.chunks) s.tree_pairs += Pairs(chunk.tree);
     s.predicted = flat.seconds / tree.seconds;
     return s;
@@ -229,13 +236,13 @@ class TreeBench {
   }
 
   Status Set(const TreeSet& set) {
-    const Laid tree = Lay(set.groups, kMerged), flat = Lay(set.groups, kRows);
+    const Laid tree = Lay(set, /*merge=*/true), flat = Lay(set, /*merge=*/false);
     const Sharing sharing = SharingOf(tree, flat);
     const double tokens = static_cast<double>(sharing.logical_tokens);
     std::vector<double> tree_s, flat_s, tree_expected, flat_expected;
     for (int i = -1; i < options_.samples; ++i) {  // the first of each warms up
       const double slowness = Slowness();
-      const double a = Step(tree_pass_, set.groups, kMerged, tree), b = Step(flat_pass_, set.groups, kRows, flat);
+      const double a = Step(tree_pass_, tree), b = Step(flat_pass_, flat);
       if (i < 0) continue;
       tree_s.push_back(a);
       flat_s.push_back(b);
@@ -246,8 +253,8 @@ class TreeBench {
     emit_(OfPrediction(set.about + ", tree", tree_s, tree_expected), std::nullopt);
     emit_(OfPrediction(set.about + ", rows", flat_s, flat_expected), std::nullopt);
     const double mib = 1 << 20;
-    emit_(Beside("memory", set.about, "MiB", "our rows", {static_cast<double>(FreshBytes(set.groups, kMerged, tree)) / mib},
-                 {static_cast<double>(FreshBytes(set.groups, kRows, flat)) / mib}),
+    emit_(Beside("memory", set.about, "MiB", "our rows", {static_cast<double>(FreshBytes(tree)) / mib},
+                 {static_cast<double>(FreshBytes(flat)) / mib}),
           std::nullopt);
     if (options_.torch) {
       for (const std::string& mode : options_.modes) RETURN_IF_ERROR(AgainstTorch(set, tree, flat, mode));
@@ -264,21 +271,22 @@ class TreeBench {
     double tree_all = 0, flat_all = 0;
     for (size_t i = 0; i < count; ++i) {
       const TreeSet& set = steps[i * steps.size() / count];
-      const Laid tree = Lay(set.groups, kMerged), flat = Lay(set.groups, kRows);
+      const Laid tree = Lay(set, /*merge=*/true), flat = Lay(set, /*merge=*/false);
       const Sharing s = SharingOf(tree, flat);
       sum.logical_tokens += s.logical_tokens;
       sum.tree_tokens += s.tree_tokens;
+      sum.silent_tokens += s.silent_tokens;
       sum.logical_pairs += s.logical_pairs;
       sum.tree_pairs += s.tree_pairs;
       tree_all += tree.seconds;
       flat_all += flat.seconds;
       if (i == 0) {
-        Step(tree_pass_, set.groups, kMerged, tree);
-        Step(flat_pass_, set.groups, kRows, flat);
+        Step(tree_pass_, tree);
+        Step(flat_pass_, flat);
       }
       const double slowness = Slowness();
-      tree_s.push_back(Step(tree_pass_, set.groups, kMerged, tree));
-      flat_s.push_back(Step(flat_pass_, set.groups, kRows, flat));
+      tree_s.push_back(Step(tree_pass_, tree));
+      flat_s.push_back(Step(flat_pass_, flat));
       tree_rates.push_back(static_cast<double>(s.logical_tokens) / tree_s.back());
       flat_rates.push_back(static_cast<double>(s.logical_tokens) / flat_s.back());
       tree_expected.push_back(slowness * tree.seconds);
@@ -295,7 +303,7 @@ class TreeBench {
   // One tree computed in less and less memory, as the trainer would choose.
   Status Budgets() {
     const TreeSet set = MakeTreeSet("grpo_long", config().vocab);
-    const Laid whole = Lay(set.groups, kMerged);
+    const Laid whole = Lay(set, /*merge=*/true);
     const BatchChunk& chunk = whole.batch.chunks[0];
     const size_t all = engine::ChoosePass(config(), options_.profile, chunk.tree, chunk.wanted, SIZE_MAX).bytes;
     for (const double share : {1.0, 0.8, 0.6, 0.4, 0.2}) {
@@ -348,7 +356,7 @@ class TreeBench {
       const std::string request = fmt::format(R"({{"work":"gradient","model":"{}","mode":"{}","lengths":[{}],"wanted":[{}]}})", folder_, mode,
                                               fmt::join(lengths, ","), fmt::join(wanted, ","));
       for (int i = -1; i < options_.samples; ++i) {
-        const double a = Step(tree_pass_, set.groups, kMerged, tree), b = Step(flat_pass_, set.groups, kRows, flat);
+        const double a = Step(tree_pass_, tree), b = Step(flat_pass_, flat);
         ASSIGN_OR_RETURN(const Peer::Answer answer, peer->Ask(request));
         std::this_thread::sleep_for(std::chrono::milliseconds(10));  // its threads look for more work for a while
         if (i < 0) continue;
@@ -409,9 +417,6 @@ class TreeBench {
     RETURN_IF_ERROR(CheckPeer(*peer, folder_, ids, ours, mode == "bfloat16" ? mode : "float32"));
     return peers_.emplace(mode, std::move(peer)).first->second.get();
   }
-
-  static inline const BatchOptions kMerged = {};
-  static inline const BatchOptions kRows = {.merge = false};
 
   engine::Engine& engine_;
   const TreeOptions& options_;

@@ -34,6 +34,7 @@ struct TreeOptions {
 // Of a set, beside its speed-up.
 struct Sharing {
   int64_t logical_tokens = 0, tree_tokens = 0;
+  int64_t silent_tokens = 0;                 // of the logical ones: of groups that are scored and not differentiated
   double logical_pairs = 0, tree_pairs = 0;  // a token and one that it sees, itself included
   double predicted = 0;                      // speed-up
 };

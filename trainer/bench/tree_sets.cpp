@@ -135,6 +135,110 @@ Group SubAgents(Maker& m, int size, int helpers) {
   return group;
 }
 
+// A token of a row of `pool export`.
+struct RowToken {
+  int32_t id = 0;
+  bool sampled = false;
+  bool drawn = false;  // sampled, and no row before holds it
+  float inv_temperature = 1;
+  std::string kept;
+};
+
+Result<std::vector<RowToken>> ReadRow(const JsonRef& ref, int vocab) {
+  ASSIGN_OR_RETURN(const double inverse, ref.DoubleOr("inv_temperature", 1));
+  ASSIGN_OR_RETURN(const JsonRef ids_field, ref.Field("ids"));
+  ASSIGN_OR_RETURN(const std::vector<int64_t> ids, ids_field.Ints());
+  ASSIGN_OR_RETURN(const JsonRef mask_field, ref.Field("mask"));
+  ASSIGN_OR_RETURN(const std::vector<int64_t> mask, mask_field.Ints());
+  ASSIGN_OR_RETURN(const JsonRef versions_field, ref.Field("versions"));
+  ASSIGN_OR_RETURN(const auto versions, versions_field.Items());
+  for (const auto& [field, size] : {std::pair(&mask_field, mask.size()), std::pair(&versions_field, versions.size())}) {
+    if (size != ids.size()) return field->Error(fmt::format("{} values for {} ids", size, ids.size()));
+  }
+  Ids tokens;
+  for (const int64_t id : ids) {
+    if (id < 0 || id >= vocab) return ids_field.Error(fmt::format("{} is outside the vocabulary of {}", id, vocab));
+    tokens.push_back(static_cast<int32_t>(id));
+  }
+  std::vector<std::string> kept;
+  if (ref.Has("kept")) {
+    ASSIGN_OR_RETURN(const JsonRef field, ref.Field("kept"));
+    ASSIGN_OR_RETURN(kept, engine::ReadKept(field, tokens, vocab));
+  }
+  std::vector<RowToken> row;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    RowToken& token = row.emplace_back();
+    token.id = tokens[i];
+    token.sampled = !versions[i].value().is_null();
+    token.drawn = token.sampled && mask[i] != 0;
+    if (token.sampled) token.inv_temperature = static_cast<float>(inverse);
+    if (token.sampled && !kept.empty()) token.kept = std::move(kept[i]);
+    if (token.sampled && i == 0) return versions_field.Error("the first token is sampled and has no logprob");
+  }
+  return row;
+}
+
+// Rows of one rollout, put together to the tree they were read from.
+class RolloutOfRows {
+ public:
+  void Add(const std::vector<RowToken>& row) {
+    int32_t at = -1;
+    for (const RowToken& token : row) {
+      const std::vector<int32_t>& below = at < 0 ? roots_ : nodes_[at].children;
+      const auto same = std::find_if(below.begin(), below.end(), [&](int32_t n) {
+        const RowToken& other = nodes_[n].token;
+        return !token.drawn && other.id == token.id && other.sampled == token.sampled && other.kept == token.kept;
+      });
+      at = same == below.end() ? Append(at, token) : *same;
+    }
+    ++rows_;
+  }
+
+  Rollout Runs() const {
+    Rollout rollout;
+    std::vector<int32_t> run_of;
+    for (const Node& node : nodes_) {  // a parent before its children
+      const bool continues = node.parent >= 0 && nodes_[node.parent].children.size() == 1 && nodes_[node.parent].token.sampled == node.token.sampled &&
+                             nodes_[node.parent].token.inv_temperature == node.token.inv_temperature;
+      if (!continues) {
+        TokenRun& run = rollout.runs.emplace_back();
+        run.parent = node.parent < 0 ? -1 : run_of[node.parent];
+        run.sampled = node.token.sampled;
+        run.inv_temperature = node.token.inv_temperature;
+        run.call = node.row;
+      }
+      run_of.push_back(continues ? run_of[node.parent] : static_cast<int32_t>(rollout.runs.size()) - 1);
+      TokenRun& run = rollout.runs[run_of.back()];
+      run.ids.push_back(node.token.id);
+      if (!run.sampled) continue;
+      run.logprobs.push_back(-1.0f);
+      run.kept.push_back(node.token.kept);
+    }
+    return rollout;
+  }
+
+ private:
+  struct Node {
+    RowToken token;
+    int32_t parent = -1, row = 0;  // row: the first that holds it
+    std::vector<int32_t> children;
+  };
+  int32_t Append(int32_t parent, const RowToken& token) {
+    const auto index = static_cast<int32_t>(nodes_.size());
+    nodes_.push_back({.token = token, .parent = parent, .row = rows_, .children = {}});
+    (parent < 0 ? roots_ : nodes_[parent].children).push_back(index);
+    return index;
+  }
+  std::vector<Node> nodes_;
+  std::vector<int32_t> roots_;
+  int32_t rows_ = 0;
+};
+
+struct GroupOfRows {
+  bool silent = false;
+  std::map<int64_t, RolloutOfRows> rollouts;
+};
+
 }  // namespace
 
 const std::vector<std::string>& TreeSetNames() {
@@ -178,7 +282,7 @@ TreeSet MakeTreeSet(const std::string& name, int vocab) {
 
 Result<std::vector<TreeSet>> TreeSetsOfRows(const std::string& path, int vocab) {
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path, int64_t{1} << 31));
-  std::map<int64_t, std::map<int64_t, Group>> steps;
+  std::map<int64_t, std::map<int64_t, GroupOfRows>> steps;
   int64_t number = 0;
   for (const std::string& line : Split(text, '\n')) {
     ++number;
@@ -187,41 +291,13 @@ Result<std::vector<TreeSet>> TreeSetsOfRows(const std::string& path, int vocab) 
       ASSIGN_OR_RETURN(const json::value value, ParseJson(line));
       const JsonRef ref(value);
       ASSIGN_OR_RETURN(const int64_t step, ref.IntOr("step", 0));
-      ASSIGN_OR_RETURN(const int64_t number_of_group, ref.IntOr("group", 0));
-      ASSIGN_OR_RETURN(const double inverse, ref.DoubleOr("inv_temperature", 1));
-      ASSIGN_OR_RETURN(const JsonRef ids_field, ref.Field("ids"));
-      ASSIGN_OR_RETURN(const std::vector<int64_t> ids, ids_field.Ints());
-      ASSIGN_OR_RETURN(const JsonRef versions_field, ref.Field("versions"));
-      ASSIGN_OR_RETURN(const auto versions, versions_field.Items());
-      if (versions.size() != ids.size()) return versions_field.Error(fmt::format("{} values for {} ids", versions.size(), ids.size()));
-      std::vector<std::string> kept;
-      Ids tokens;
-      for (const int64_t id : ids) {
-        if (id < 0 || id >= vocab) return ids_field.Error(fmt::format("{} is outside the vocabulary of {}", id, vocab));
-        tokens.push_back(static_cast<int32_t>(id));
-      }
-      if (ref.Has("kept")) {
-        ASSIGN_OR_RETURN(const JsonRef field, ref.Field("kept"));
-        ASSIGN_OR_RETURN(kept, engine::ReadKept(field, tokens, vocab));
-      }
-      Group& group = steps[step][number_of_group];
-      group.group = number_of_group;
-      Rollout& r = group.rollouts.emplace_back();
-      r.rollout = static_cast<int32_t>(group.rollouts.size()) - 1;
-      for (size_t i = 0; i < tokens.size();) {
-        const bool sampled = !versions[i].value().is_null();
-        if (sampled && i == 0) return versions_field.Error("the first token is sampled and has no logprob");
-        TokenRun run;
-        run.parent = static_cast<int32_t>(r.runs.size()) - 1;
-        run.sampled = sampled;
-        run.inv_temperature = sampled ? static_cast<float>(inverse) : 1.0f;
-        for (; i < tokens.size() && versions[i].value().is_null() != sampled; ++i) {
-          run.ids.push_back(tokens[i]);
-          if (sampled) run.logprobs.push_back(-1.0f);
-          if (sampled && !kept.empty()) run.kept.push_back(kept[i]);
-        }
-        r.runs.push_back(std::move(run));
-      }
+      ASSIGN_OR_RETURN(const int64_t group, ref.IntOr("group", 0));
+      ASSIGN_OR_RETURN(const int64_t rollout, ref.IntOr("rollout", 0));
+      ASSIGN_OR_RETURN(const bool silent, ref.BoolOr("silent", false));
+      ASSIGN_OR_RETURN(const std::vector<RowToken> row, ReadRow(ref, vocab));
+      GroupOfRows& of = steps[step][group];
+      of.silent = silent;
+      of.rollouts[rollout].Add(row);
       return Status::Ok();
     };
     const Status status = parse();
@@ -232,7 +308,15 @@ Result<std::vector<TreeSet>> TreeSetsOfRows(const std::string& path, int vocab) 
     TreeSet& set = out.emplace_back();
     set.name = "rows";
     set.about = fmt::format("step {}", step);
-    for (auto& [id, group] : groups) set.groups.push_back(std::move(group));
+    for (const auto& [id, of] : groups) {
+      Group& group = set.groups.emplace_back();
+      group.group = id;
+      for (const auto& [index, rows] : of.rollouts) {
+        group.rollouts.push_back(rows.Runs());
+        group.rollouts.back().rollout = static_cast<int32_t>(index);
+      }
+      set.silent.push_back(of.silent);
+    }
   }
   if (out.empty()) return InvalidArgument(path + ": no rows");
   return out;
