@@ -76,8 +76,8 @@ Status ReadPoints(const std::string& path, Curve* curve) {
       offset_s = *job_s - *wall_s;
     }
     if (curve->run) {
-      const double train_s = NumberOf(line.value, "forward_s").value_or(0) + NumberOf(line.value, "backward_s").value_or(0) +
-                             NumberOf(line.value, "optimizer_s").value_or(0);
+      double train_s = 0;
+      for (const char* part : {"batch_s", "forward_s", "backward_s", "optimizer_s"}) train_s += NumberOf(line.value, part).value_or(0);
       const auto sampled = NumberOf(line.value, "tokens_trained"), logical = NumberOf(line.value, "logical_tokens");
       point.staleness = NumberOf(line.value, "staleness_max");
       if (logical && train_s > 0) point.train_tokens_per_s = *logical / train_s;
@@ -102,7 +102,7 @@ double FirstEvaluationSeconds(const std::string& run_dir, double eval_s) {
   double latest_s = 0;  // what the first step says of its parts lies behind it
   if (auto lines = ReadLines(run_dir + "/metrics.jsonl"); lines.ok() && !lines->empty()) {
     latest_s = NumberOf(lines->front().value, "wall_s").value_or(0);
-    for (const char* part : {"wait_s", "forward_s", "backward_s", "optimizer_s", "publish_s"}) {
+    for (const char* part : {"wait_s", "batch_s", "forward_s", "backward_s", "optimizer_s", "publish_s"}) {
       latest_s -= NumberOf(lines->front().value, part).value_or(0);
     }
     if (!known) return std::max(0.0, latest_s);

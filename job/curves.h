@@ -16,7 +16,7 @@ struct CurvePoint {
   double wall_s = 0;                       // since the job began, rising; breaks between a stop and a resume left out
   std::optional<double> staleness;         // the largest of the step, in updates
   std::optional<double> sample_tokens_per_s;  // sampled tokens the step trained on, by the time since the step before
-  std::optional<double> train_tokens_per_s;   // logical tokens by the time of forward, backward and optimizer
+  std::optional<double> train_tokens_per_s;   // logical tokens by the time of batch, passes and optimizer
 };
 
 struct CurveEvaluation {

@@ -263,7 +263,8 @@ void Watcher::ReadFiles(News* news) {
     step.reward = NumberOr(line, "reward_mean", 0);
     step.staleness = static_cast<int64_t>(NumberOr(line, "staleness_max", 0));
     step.wait_s = NumberOr(line, "wait_s", 0);
-    const double train_s = NumberOr(line, "forward_s", 0) + NumberOr(line, "backward_s", 0) + NumberOr(line, "optimizer_s", 0);
+    double train_s = 0;
+    for (const char* part : {"batch_s", "forward_s", "backward_s", "optimizer_s"}) train_s += NumberOr(line, part, 0);
     step.train_tokens_per_s = train_s > 0 ? NumberOr(line, "logical_tokens", 0) / train_s : 0;
     while (!view_.history.empty() && view_.history.back().step >= step.step) view_.history.pop_back();
     view_.history.push_back(step);

@@ -79,7 +79,7 @@ struct StepReport {
   AdamW::Report optimizer;
   std::string skipped;  // why no optimizer step was taken; empty when one was
   bool again = false;
-  double wait_s = 0, forward_s = 0, backward_s = 0, optimizer_s = 0, publish_s = 0, checkpoint_s = 0, wall_s = 0, job_s = 0;
+  double wait_s = 0, batch_s = 0, forward_s = 0, backward_s = 0, optimizer_s = 0, publish_s = 0, checkpoint_s = 0, wall_s = 0, job_s = 0;
 };
 
 // Without the mean, which stands elsewhere.
@@ -130,7 +130,8 @@ std::string MetricsLine(const StepReport& r, double clip_norm) {
   if (r.loss_metrics.has_teacher) w.Key("kl_teacher").Double(r.loss_metrics.kl_teacher);
   if (!r.skipped.empty()) w.Key("skipped").String(r.skipped);
   w.Key("ess").Double(r.loss_metrics.ess).Key("again").Bool(r.again);
-  w.Key("wait_s").Double(r.wait_s).Key("forward_s").Double(r.forward_s).Key("backward_s").Double(r.backward_s);
+  w.Key("wait_s").Double(r.wait_s).Key("batch_s").Double(r.batch_s);
+  w.Key("forward_s").Double(r.forward_s).Key("backward_s").Double(r.backward_s);
   w.Key("optimizer_s").Double(r.optimizer_s).Key("publish_s").Double(r.publish_s).Key("checkpoint_s").Double(r.checkpoint_s);
   w.Key("wall_s").Double(r.wall_s).Key("job_s").Double(r.job_s).EndObject();
   return w.Take() + "\n";
@@ -480,12 +481,11 @@ class Loop {
     if (options_.permute_rewards) PermuteRewards(options_.seed, groups);
     std::vector<Part> parts;
     for (std::vector<Group>& dealt : Deal(std::move(groups))) {
-      ASSIGN_OR_RETURN(Part part, Prepare(std::move(dealt), /*first=*/parts.empty()));
+      ASSIGN_OR_RETURN(Part part, Prepare(std::move(dealt), /*first=*/parts.empty(), lap, report));
       report.tree_tokens += part.batch.tree_tokens;
       report.logical_tokens += part.batch.logical_tokens;
       parts.push_back(std::move(part));
     }
-    report.forward_s += lap();
     std::vector<LossGroup> trained;  // of all parts, each as it was scored when it was trained last
     for (int64_t index = 0; index < options_.optimizer_steps(); ++index) {
       Part& part = parts[static_cast<size_t>(index) % parts.size()];
@@ -505,7 +505,7 @@ class Loop {
     if (evaluate || last) RETURN_IF_ERROR(Patiently("data pool, pause", [&] { return doors_.pool.Pause(true); }));
     RETURN_IF_ERROR(Faults::Get().Hit("trainer.before_update"));
     RETURN_IF_ERROR(Patiently("data pool, update", [&] { return doors_.pool.Update(options_.incarnation, state_.step - 1); }));
-    report.publish_s = lap();
+    report.publish_s += lap();
     report.checkpoint_s = std::exchange(checkpoint_s_, 0);
     report.wall_s = Now() - start_s_;
     report.job_s = Now() - options_.job_began_s.value_or(start_s_);
@@ -541,7 +541,7 @@ class Loop {
   };
 
   // `first`: the part of the batch's first step, which scores it with those weights anyway.
-  Result<Part> Prepare(std::vector<Group> groups, bool first) {
+  Result<Part> Prepare(std::vector<Group> groups, bool first, const std::function<double()>& lap, StepReport& report) {
     Part part;
     part.layout = Layout();
     ASSIGN_OR_RETURN(part.batch, BuildRankedBatch(std::move(groups), part.layout, ranks_.size()));
@@ -549,6 +549,7 @@ class Loop {
     if (std::count(part.layout.silent.begin(), part.layout.silent.end(), 1) > 0) {
       ASSIGN_OR_RETURN(part.batch, BuildRankedBatch(std::move(part.batch.groups), part.layout, ranks_.size()));
     }
+    report.batch_s += lap();
     // Models that do not change have the whole part scored first: advantages may read them.
     if (!reference_.empty()) {
       ASSIGN_OR_RETURN(part.reference, ranks_.Score(RankModel::kReference, part.batch));
@@ -560,6 +561,7 @@ class Loop {
     if (algorithm().off_policy.decoupled && !first) {
       ASSIGN_OR_RETURN(part.old, ranks_.Score(RankModel::kPolicy, part.batch));
     }
+    report.forward_s += lap();
     return part;
   }
 
@@ -575,7 +577,10 @@ class Loop {
                                     *options_.staleness_bound_steps));
       }
     }
-    if (index > 0) RETURN_IF_ERROR(PackWeights());
+    if (index > 0) {
+      RETURN_IF_ERROR(PackWeights());
+      report.publish_s += lap();
+    }
 
     // A token's coefficient comes from the logprobs of its own rollout, which lies in one chunk; advantages and denominators know of
     // none. So a chunk can be scored, checked and differentiated before the next one takes its memory. Losses that look at the whole
@@ -585,6 +590,7 @@ class Loop {
     auto loss_groups = [&] { return MakeLossGroups(batch, logprobs, algorithm().off_policy.decoupled, {part.reference, part.teacher, part.old}); };
     auto loss_of = [&] { return ComputeLoss(algorithm(), loss_groups()); };
     grads_.SetZero();
+    report.batch_s += lap();
     if (algorithm().NeedsWholeBatch() && batch.chunks.size() > 1) {
       ASSIGN_OR_RETURN(logprobs, ranks_.Score(RankModel::kPolicy, batch));
       report.forward_s += lap();
@@ -603,6 +609,7 @@ class Loop {
         const LossResult so_far = loss_of();
         coef = std::move(ItemCoefficients(batch, so_far.coef, so_far.coef_top)[c]);
       }
+      if (timed) report.batch_s += lap();
       RETURN_IF_ERROR(ranks_.Backward(chunk, coef, grads_));
       if (timed) report.backward_s += lap();
       return Status::Ok();
@@ -611,6 +618,7 @@ class Loop {
     RETURN_IF_ERROR(ranks_.Reduce(grads_));
     report.backward_s += lap();
     const LossResult loss = loss_of();
+    report.batch_s += lap();
     for (size_t g = 0; g < layout.silent.size(); ++g) {
       TEMPER_CHECK(!layout.silent[g] || IsSilent(loss.coef[g])) << "group " << batch.groups[g].group << " was left out of the backward pass";
     }
@@ -702,7 +710,7 @@ class Loop {
     m["on_policy_tokens"].Add(static_cast<double>(r.on_policy.tokens));
     m["staleness_max"].Max(static_cast<double>(r.staleness_max));
     m["weight_updates"].Add();
-    const double train_s = r.forward_s + r.backward_s + r.optimizer_s;
+    const double train_s = r.batch_s + r.forward_s + r.backward_s + r.optimizer_s;
     m["train_tokens_per_s"].Set(train_s > 0 ? static_cast<double>(r.logical_tokens) / train_s : 0);
     m["step_s"].Set(r.wait_s + train_s + r.publish_s + r.checkpoint_s);
     m["wait_s"].Set(r.wait_s);
@@ -754,7 +762,7 @@ Result<TrainTotals> ReadTrainTotals(const std::string& run_dir) {
       }
       ASSIGN_OR_RETURN(const int64_t staleness, line.IntOr("staleness_max", 0));
       totals.staleness_max = std::max(totals.staleness_max, staleness);
-      for (const char* name : {"forward_s", "backward_s", "optimizer_s"}) {
+      for (const char* name : {"batch_s", "forward_s", "backward_s", "optimizer_s"}) {
         ASSIGN_OR_RETURN(const double seconds, line.DoubleOr(name, 0));
         totals.train_s += seconds;
       }

@@ -1223,6 +1223,13 @@ TEST(Loop, SaysWhatItIsAtAndWhen) {
     const double later_s = *JsonRef(line).DoubleOr("job_s", 0) - *JsonRef(line).DoubleOr("wall_s", 0);
     EXPECT_GE(later_s, 1000);
     EXPECT_LT(later_s, 1100);
+    double parts_s = 0;
+    for (const char* part : {"wait_s", "batch_s", "forward_s", "backward_s", "optimizer_s", "publish_s", "checkpoint_s"}) {
+      const double seconds = JsonRef(line).Field(part)->Double().value();
+      EXPECT_GT(seconds + (part == std::string("checkpoint_s")), 0) << part;
+      parts_s += seconds;
+    }
+    EXPECT_LE(parts_s, *JsonRef(line).DoubleOr("wall_s", 0)) << "no time counts twice";
   }
 }
 
@@ -1365,7 +1372,7 @@ TEST(TrainTotals, JoinStepsAndEvaluations) {
   EXPECT_EQ(ReadTrainTotals(run)->steps, 0);
   ASSERT_TRUE(WriteFile(run + "/metrics.jsonl",
                         R"({"step":1,"version":0,"tokens_trained":5,"tree_tokens":7,"logical_tokens":9,"on_policy_tokens":5,)"
-                        R"("importance_ratio_max_dev_on_policy":0,"staleness_max":0,"forward_s":1,"backward_s":2,"optimizer_s":4,"wait_s":8})"
+                        R"("importance_ratio_max_dev_on_policy":0,"staleness_max":0,"batch_s":16,"forward_s":1,"backward_s":2,"optimizer_s":4,"wait_s":8})"
                         "\n"
                         R"({"step":2,"version":1,"tokens_trained":50,"tree_tokens":70,"logical_tokens":90,"on_policy_tokens":0,)"
                         R"("importance_ratio_max_dev_on_policy":0,"staleness_max":3,"forward_s":0.5,"backward_s":0.25,"optimizer_s":0.125})"
@@ -1384,7 +1391,7 @@ TEST(TrainTotals, JoinStepsAndEvaluations) {
   EXPECT_EQ(totals.on_policy_versions, (std::vector<int64_t>{2}));
   EXPECT_EQ(totals.ratio_max_dev_on_policy, 0.25);
   EXPECT_EQ(totals.staleness_max, 3);
-  EXPECT_EQ(totals.train_s, 7.875);
+  EXPECT_EQ(totals.train_s, 23.875);
 }
 
 // Bytes from outside could crash the trainer.
