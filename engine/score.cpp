@@ -20,15 +20,20 @@ namespace {
 using Top = std::vector<std::pair<int32_t, double>>;
 
 template <typename Value>
-Top TopOf(const Value* values, Value shift, int vocab, int count) {
-  std::vector<int32_t> order(vocab);
-  std::iota(order.begin(), order.end(), 0);
-  count = std::min(count, vocab);
-  std::partial_sort(order.begin(), order.begin() + count, order.end(), [&](int32_t a, int32_t b) {
-    return values[a] > values[b] || (values[a] == values[b] && a < b);
+Top LikeliestOf(std::span<const Value> logits, Value log_sum_exp, int count, std::span<const int32_t> among) {
+  std::vector<std::pair<Value, int32_t>> entries;  // logprob, id
+  if (among.empty()) {
+    entries.reserve(logits.size());
+    for (size_t id = 0; id < logits.size(); ++id) entries.emplace_back(logits[id] - log_sum_exp, static_cast<int32_t>(id));
+  } else {
+    for (const int32_t id : among) entries.emplace_back(logits[static_cast<size_t>(id)] - log_sum_exp, id);
+  }
+  const auto end = entries.begin() + std::min<ptrdiff_t>(count, static_cast<ptrdiff_t>(entries.size()));
+  std::partial_sort(entries.begin(), end, entries.end(), [](const auto& a, const auto& b) {
+    return a.first != b.first ? a.first > b.first : a.second < b.second;
   });
   Top out;
-  for (int i = 0; i < count; ++i) out.push_back({order[i], values[order[i]] - shift});
+  for (auto it = entries.begin(); it != end; ++it) out.emplace_back(it->second, it->first);
   return out;
 }
 
@@ -54,7 +59,7 @@ void ScoreBatch(TrainPass& pass, const ComputeWeights& weights, const std::vecto
   }
   std::vector<int32_t> index;
   const TreeBatch tree = builder.Build(&index);
-  const int vocab = weights.config().vocab;
+  const auto vocab = static_cast<size_t>(weights.config().vocab);
   // Rows of different temperatures never share a node, so the row of a node has the temperature of its own token. A row's
   // first token has one too.
   std::vector<Top> top(tree.size());
@@ -62,7 +67,7 @@ void ScoreBatch(TrainPass& pass, const ComputeWeights& weights, const std::vecto
   forward.keep = false;
   if (options.top) {
     forward.row_inv_temperature = std::numeric_limits<float>::quiet_NaN();
-    forward.on_row = [&](int node, const float* logits, float lse) { top[node] = TopOf(logits, lse, vocab, options.top); };
+    forward.on_row = [&](int node, const float* logits, float lse) { top[node] = Likeliest({logits, vocab}, lse, options.top); };
   }
   const auto logprobs = pass.Forward(weights, tree, forward);
   TEMPER_CHECK(logprobs.ok()) << logprobs.status().ToString();
@@ -116,13 +121,17 @@ void ScorePages(Engine& engine, const ComputeWeights& weights, const std::vector
           const std::string_view kept = rows[who[b]].kept.empty() ? std::string_view() : rows[who[b]].kept[j + 1];
           scores.logprobs[j + 1] = logits[ids[j + 1]] - (kept.empty() ? *lse : RowLogSumExp(engine, KeptLogits(kept, logits).values));
         }
-        if (options.top) scores.top[j] = TopOf(logits, *lse, vocab, options.top);
+        if (options.top) scores.top[j] = Likeliest({logits, static_cast<size_t>(vocab)}, *lse, options.top);
       }
     }
   }
 }
 
 }  // namespace
+
+std::vector<std::pair<int32_t, double>> Likeliest(std::span<const float> logits, float log_sum_exp, int count, std::span<const int32_t> among) {
+  return LikeliestOf(logits, log_sum_exp, count, among);
+}
 
 Status CheckScoreRow(const ModelConfig& config, const ScoreRow& row) {
   if (row.ids.empty()) return InvalidArgument("ids: an empty list");
@@ -187,7 +196,7 @@ std::vector<RowScores> ScoreReference(const Parameters& params, const std::vecto
     const ReferenceResult result = RunReference(params, tree, reference);
     out[i].logprobs = result.logprobs;
     for (size_t j = 0; j < result.rows.size(); ++j) {
-      out[i].top[j] = TopOf(result.rows[j].data(), 0.0, params.config().vocab, options.top);
+      out[i].top[j] = LikeliestOf<double>(result.rows[j], 0.0, options.top, {});
     }
   }
   return out;

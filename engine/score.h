@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,11 @@ struct RowScores {
   // After each token: (id, logprob), likeliest first, equal ones by id. Empty unless asked for.
   std::vector<std::vector<std::pair<int32_t, double>>> top;
 };
+
+// The `count` likeliest tokens of a row of logits (fewer where there are fewer): (id, logits[id] - log_sum_exp), likeliest first, equal ones
+// by id. `among`: none but these ids; empty: all.
+std::vector<std::pair<int32_t, double>> Likeliest(std::span<const float> logits, float log_sum_exp, int count,
+                                                  std::span<const int32_t> among = {});
 
 // InvalidArgument says what is wrong with the row.
 Status CheckScoreRow(const ModelConfig& config, const ScoreRow& row);

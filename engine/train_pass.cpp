@@ -363,12 +363,12 @@ size_t PassBytes(const ModelConfig& c, Profile profile, int threads, const Sizes
   return n + busy * r(std::max(scratch, attention)) + (threads - busy) * r(scratch);
 }
 
-PassWork WorkOf(const ModelConfig& c, const TreePlan& plan, const Heads& head, const ForwardOptions& options) {
+PassWork WorkOf(const ModelConfig& c, const TreePlan& plan, const Sizes& z) {
   std::vector<int> windows;
   for (int l = 0; l < c.layers; ++l) windows.push_back(LayerOf(c, l).window);
   PassWork w;
   w.chunks = static_cast<double>(plan.chunks.size());
-  w.forward_head_rows = static_cast<double>(head.rows.size());
+  w.forward_head_rows = z.head_rows;
   for (const Chunk& chunk : plan.chunks) {
     double pairs = 0;
     for (const Plan::Tile& tile : chunk.plan.tiles) {
@@ -379,17 +379,17 @@ PassWork WorkOf(const ModelConfig& c, const TreePlan& plan, const Heads& head, c
     }
     w.forward_rows += chunk.plan.rows();
     w.forward_pairs += pairs;
-    if (!options.keep) continue;
+    if (!z.keep) continue;
     // The last chunk is still there when the backward pass begins.
-    const int times = (&chunk != &plan.chunks.back()) + options.recompute;
+    const int times = (&chunk != &plan.chunks.back()) + z.recompute;
     w.again_rows += times * chunk.plan.rows();
     w.again_pairs += times * pairs;
   }
-  if (!options.keep) return w;
+  if (!z.keep) return w;
   w.backward_rows = w.forward_rows;
   w.backward_pairs = w.forward_pairs;
   w.backward_head_rows = w.forward_head_rows;
-  if (!KeepsLogits(c, SizesOf(c, plan, head, options))) w.again_head_rows = w.forward_head_rows;
+  if (!KeepsLogits(c, z)) w.again_head_rows = w.forward_head_rows;
   return w;
 }
 
@@ -460,7 +460,8 @@ size_t TrainPass::PlannedBytes(const ModelConfig& c, Profile profile, int thread
 }
 
 PassWork TrainPass::CountWork(const ModelConfig& c, const TreeBatch& tree, const ForwardOptions& options) {
-  return WorkOf(c, PlanTree(tree, TileTokens(c), options.chunk_nodes), HeadOf(tree, options.wanted), options);
+  const TreePlan plan = PlanTree(tree, TileTokens(c), options.chunk_nodes);
+  return WorkOf(c, plan, SizesOf(c, plan, HeadOf(tree, options.wanted), options));
 }
 
 size_t TrainPass::EstimateBytes(const ModelConfig& c, Profile profile, int64_t nodes, int64_t branches, bool recompute) {
@@ -495,10 +496,11 @@ PassChoice ChoosePass(const ModelConfig& c, Profile profile, const TreeBatch& tr
     options.chunk_nodes = chunk_nodes;
     options.recompute = recompute;
     const TreePlan plan = PlanTree(tree, TileTokens(c), chunk_nodes);
-    const size_t need = PassBytes(c, profile, kPlannedThreads, SizesOf(c, plan, head, options));
+    const Sizes sizes = SizesOf(c, plan, head, options);
+    const size_t need = PassBytes(c, profile, kPlannedThreads, sizes);
     if (least.bytes == 0 || need < least.bytes) least = {chunk_nodes, recompute, need};
     if (need > bytes) return false;
-    const PassWork w = WorkOf(c, plan, head, options);
+    const PassWork w = WorkOf(c, plan, sizes);
     const double cost = w.again_rows * row + w.again_pairs * pair + w.again_head_rows * head_row + w.chunks * kChunkRows * (row + head_row);
     if (best.bytes == 0 || cost < best_cost) {
       best = {chunk_nodes, recompute, need};
@@ -565,27 +567,26 @@ Result<std::span<const float>> TrainPass::Forward(const ComputeWeights& weights,
   const int n = tree.size();
   if (n == 0) return InvalidArgument("an empty tree batch");
   TEMPER_CHECK(options.wanted.empty() || static_cast<int>(options.wanted.size()) == n);
+  // What is scored where `node` was drawn: its own token, or a target's.
+  const auto check_token = [&](int node, int32_t token) -> Status {
+    if (token < 0 || token >= c.vocab) return InvalidArgument(fmt::format("token {} is outside the vocabulary of {}", token, c.vocab));
+    return tree.kept_index(node) < 0 ? Status::Ok() : CheckKept(tree.kept_set(tree.kept_index(node)), c.vocab, token);
+  };
   for (int i = 0; i < n; ++i) {
-    if (tree.token[i] < 0 || tree.token[i] >= c.vocab) {
-      return InvalidArgument(fmt::format("node {}: token {} is outside the vocabulary of {}", i, tree.token[i], c.vocab));
-    }
     if (tree.pos[i] >= c.max_positions) {
       return InvalidArgument(fmt::format("node {}: position {}, the model has {}", i, tree.pos[i], c.max_positions));
     }
     if (!std::isfinite(tree.inv_temperature[i])) {
       return InvalidArgument(fmt::format("node {}: 1/temperature is {}", i, tree.inv_temperature[i]));
     }
-    if (tree.kept_index(i) < 0) continue;
-    const Status kept = CheckKept(tree.kept_set(tree.kept_index(i)), c.vocab, tree.token[i]);
-    if (!kept.ok()) return kept.WithContext(fmt::format("node {}", i));
+    const Status good = check_token(i, tree.token[i]);
+    if (!good.ok()) return good.WithContext(fmt::format("node {}", i));
   }
   for (size_t i = 0; i < tree.targets.size(); ++i) {
     const auto [node, token] = tree.targets[i];
     if (node < 0 || node >= n || tree.parent[node] < 0) return InvalidArgument(fmt::format("target {}: node {} was not drawn", i, node));
-    if (token < 0 || token >= c.vocab) return InvalidArgument(fmt::format("target {}: token {} is outside the vocabulary of {}", i, token, c.vocab));
-    if (tree.kept_index(node) < 0) continue;
-    const Status kept = CheckKept(tree.kept_set(tree.kept_index(node)), c.vocab, token);
-    if (!kept.ok()) return kept.WithContext(fmt::format("target {}", i));
+    const Status good = check_token(node, token);
+    if (!good.ok()) return good.WithContext(fmt::format("target {}", i));
   }
   s.weights = &weights;
   s.tree = &tree;

@@ -248,10 +248,9 @@ Result<Batch> BuildBatch(std::vector<Group> groups, const BatchOptions& options)
 
 namespace {
 
-// `logprob_of` a sampled token; `item_logprob` of a chunk's item, read for targets alone.
-template <class LogprobOf, class ItemLogprob>
-std::vector<LossGroup> LossGroups(const Batch& batch, bool decoupled, const OtherLogprobs& others, const LogprobOf& logprob_of,
-                                  const ItemLogprob& item_logprob) {
+// `logprob_of` an item where the token was drawn: the token's own node, or a target beside it.
+template <class LogprobOf>
+std::vector<LossGroup> LossGroups(const Batch& batch, bool decoupled, const OtherLogprobs& others, const LogprobOf& logprob_of) {
   std::vector<LossGroup> out(batch.groups.size());
   for (size_t g = 0; g < batch.groups.size(); ++g) {
     for (size_t i = 0; i < batch.groups[g].rollouts.size(); ++i) {
@@ -263,7 +262,7 @@ std::vector<LossGroup> LossGroups(const Batch& batch, bool decoupled, const Othe
       r.wall_s = rollout.wall_s;
       for (const SampledToken& token : batch.samples[g][i]) {
         r.mask.push_back(token.trainable);
-        r.logp_new.push_back(logprob_of(token));
+        r.logp_new.push_back(logprob_of(token, token.node));
         const bool first = others.old.empty();
         r.logp_old.push_back(!decoupled ? token.logprob : first ? r.logp_new.back() : others.old[token.chunk][token.node]);
         if (decoupled) r.logp_rollout.push_back(token.logprob);
@@ -271,7 +270,7 @@ std::vector<LossGroup> LossGroups(const Batch& batch, bool decoupled, const Othe
         if (const BatchChunk& chunk = batch.chunks[token.chunk]; !chunk.target_begin.empty()) {
           std::vector<TopToken>& top = r.teacher_top.emplace_back();
           for (int32_t t = chunk.target_begin[token.node]; t < chunk.target_begin[token.node + 1]; ++t) {
-            top.push_back({.logp_teacher = chunk.target_teacher[t], .logp_new = item_logprob(token.chunk, chunk.tree.size() + t)});
+            top.push_back({.logp_teacher = chunk.target_teacher[t], .logp_new = logprob_of(token, chunk.tree.size() + t)});
           }
         }
         if (!others.teacher.empty()) r.logp_teacher.push_back(others.teacher[token.chunk][token.node]);
@@ -287,12 +286,11 @@ std::vector<LossGroup> LossGroups(const Batch& batch, bool decoupled, const Othe
 
 std::vector<LossGroup> MakeLossGroups(const Batch& batch, std::span<const std::vector<float>> logprobs, bool decoupled,
                                       const OtherLogprobs& others) {
-  return LossGroups(batch, decoupled, others, [&](const SampledToken& token) { return logprobs[token.chunk][token.node]; },
-                    [&](int32_t chunk, int32_t item) { return logprobs[chunk][item]; });
+  return LossGroups(batch, decoupled, others, [&](const SampledToken& token, int32_t item) { return logprobs[token.chunk][item]; });
 }
 
 std::vector<LossGroup> RecordedLossGroups(const Batch& batch, bool decoupled) {
-  return LossGroups(batch, decoupled, {}, [](const SampledToken& token) { return token.logprob; }, [](int32_t, int32_t) { return 0.0f; });
+  return LossGroups(batch, decoupled, {}, [](const SampledToken& token, int32_t) { return token.logprob; });
 }
 
 bool IsSilent(const std::vector<std::vector<double>>& values) {

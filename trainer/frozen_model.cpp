@@ -1,12 +1,14 @@
 #include "trainer/frozen_model.h"
 
 #include <algorithm>
-#include <span>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "engine/files/model_file.h"
 #include "engine/kept_set.h"
+#include "engine/score.h"
 #include "text/tokenizer.h"
 
 namespace temper::trainer {
@@ -51,31 +53,21 @@ Result<FrozenModel> FrozenModel::Load(const std::string& model, const engine::Mo
 
 Result<LikelyTokens> Likeliest(engine::TrainPass& pass, const engine::ComputeWeights& weights, const BatchChunk& chunk, int count) {
   const int vocab = weights.config().vocab;
-  using Entry = std::pair<float, int32_t>;  // logprob, token
-  std::vector<std::vector<Entry>> by_node(static_cast<size_t>(chunk.tree.size()));
+  std::vector<std::vector<std::pair<int32_t, double>>> by_node(static_cast<size_t>(chunk.tree.size()));
   engine::ForwardOptions options = Wanting(chunk, /*keep=*/false);
   options.on_draw = [&](int node, const float* logits, float log_sum_exp) {
-    std::vector<Entry> entries;
     const std::string_view kept = chunk.tree.kept_set(chunk.tree.kept_index(node));
-    if (kept.empty()) {
-      for (int32_t id = 0; id < vocab; ++id) entries.emplace_back(logits[id] - log_sum_exp, id);
-    } else {
-      std::vector<int32_t> ids;
-      TEMPER_CHECK(engine::DecodeKept(kept, vocab, &ids).ok()) << "the pass has checked it";
-      for (const int32_t id : ids) entries.emplace_back(logits[id] - log_sum_exp, id);
-    }
-    const auto before = [](const Entry& a, const Entry& b) { return a.first != b.first ? a.first > b.first : a.second < b.second; };
-    const auto end = entries.begin() + std::min<ptrdiff_t>(count, static_cast<ptrdiff_t>(entries.size()));
-    std::partial_sort(entries.begin(), end, entries.end(), before);
-    by_node[static_cast<size_t>(node)].assign(entries.begin(), end);
+    std::vector<int32_t> among;
+    if (!kept.empty()) TEMPER_CHECK(engine::DecodeKept(kept, vocab, &among).ok()) << "the pass has checked it";
+    by_node[static_cast<size_t>(node)] = engine::Likeliest({logits, static_cast<size_t>(vocab)}, log_sum_exp, count, among);
   };
   RETURN_IF_ERROR(pass.Forward(weights, chunk.tree, options).status());
   LikelyTokens out;
   out.begin.assign(1, 0);
-  for (const std::vector<Entry>& entries : by_node) {
-    for (const auto& [logprob, token] : entries) {
+  for (const auto& likely : by_node) {
+    for (const auto& [token, logprob] : likely) {
       out.token.push_back(token);
-      out.logprob.push_back(logprob);
+      out.logprob.push_back(static_cast<float>(logprob));
     }
     out.begin.push_back(static_cast<int32_t>(out.token.size()));
   }

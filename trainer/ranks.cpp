@@ -408,14 +408,20 @@ class RankLoop {
     return Status::Ok();
   }
 
-  Result<std::string> Forward(std::string_view payload) {
+  // Reads what PackChunk wrote; the weights of its model.
+  Result<const engine::ComputeWeights*> Unpack(std::string_view packed, BatchChunk& chunk, bool& keep) const {
     RankModel model;
-    bool keep = false;
-    chunk_ = {};
-    if (!UnpackChunk(payload, &model, &chunk_, &keep)) return DataLoss("a broken packet");
+    chunk = {};
+    if (!UnpackChunk(packed, &model, &chunk, &keep)) return DataLoss("a broken packet");
     const engine::ComputeWeights& weights = weights_[static_cast<size_t>(model)];
     if (weights.empty()) return FailedPrecondition("the model was not loaded");
-    ASSIGN_OR_RETURN(const std::span<const float> row, pass_.Forward(weights, chunk_.tree, Wanting(chunk_, keep)));
+    return &weights;
+  }
+
+  Result<std::string> Forward(std::string_view payload) {
+    bool keep = false;
+    ASSIGN_OR_RETURN(const engine::ComputeWeights* weights, Unpack(payload, chunk_, keep));
+    ASSIGN_OR_RETURN(const std::span<const float> row, pass_.Forward(*weights, chunk_.tree, Wanting(chunk_, keep)));
     return std::string(reinterpret_cast<const char*>(row.data()), row.size_bytes());
   }
 
@@ -423,13 +429,11 @@ class RankLoop {
     Reader r(payload);
     const auto count = r.Get<int32_t>();
     const std::string packed = r.GetText();
-    RankModel model;
+    if (!r.Done() || count < 1) return DataLoss("a broken packet");
     bool keep = false;
     BatchChunk chunk;
-    if (!r.Done() || count < 1 || !UnpackChunk(packed, &model, &chunk, &keep)) return DataLoss("a broken packet");
-    const engine::ComputeWeights& weights = weights_[static_cast<size_t>(model)];
-    if (weights.empty()) return FailedPrecondition("the model was not loaded");
-    ASSIGN_OR_RETURN(const LikelyTokens likely, trainer::Likeliest(pass_, weights, chunk, count));
+    ASSIGN_OR_RETURN(const engine::ComputeWeights* weights, Unpack(packed, chunk, keep));
+    ASSIGN_OR_RETURN(const LikelyTokens likely, trainer::Likeliest(pass_, *weights, chunk, count));
     Writer w;
     w.PutAll(std::span<const int32_t>(likely.begin)).PutAll(std::span<const int32_t>(likely.token)).PutAll(std::span<const float>(likely.logprob));
     return w.Take();

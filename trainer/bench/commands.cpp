@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -30,27 +31,99 @@ constexpr char kTreeUsage[] =
     "                         [--cpu auto|avx2|avx512|amx] [--threads N] [--against torch] [--peers DIR] [--modes float32,bfloat16,...]\n"
     "                         [--peers-use alike|best]\n";
 
-int BadUsage(const std::string& what, bool tree = false) {
-  std::fprintf(stderr, "temper bench %s: %s\n%s", tree ? "tree" : "engine", what.c_str(), tree ? kTreeUsage : kUsage);
-  return 2;
+// What of a command line is not of what is measured.
+struct Call {
+  engine::EngineOptions with;
+  std::string environments = TEMPER_PEERS_DIR;
+  bool as_json = false, help = false;
+};
+
+Status ReadCount(const std::string& arg, const std::string& value, int least, int most, int* out) {
+  int64_t number = 0;
+  if (!ParseInt(value, &number) || number < least || number > most) return InvalidArgument(arg + ": '" + value + "' is out of range");
+  *out = static_cast<int>(number);
+  return Status::Ok();
 }
 
-bool ParseCount(const char* text, int least, int most, int* out) {
-  int64_t value = 0;
-  if (!ParseInt(text, &value) || value < least || value > most) return false;
-  *out = static_cast<int>(value);
-  return true;
-}
-
-bool ParseWords(const std::string& text, const std::vector<std::string>& known, std::vector<std::string>* out, std::string* bad) {
-  for (const std::string& word : Split(text, ',')) {
+Status ReadWords(const std::string& arg, const std::string& value, const std::vector<std::string>& known, std::vector<std::string>* out) {
+  out->clear();
+  for (const std::string& word : Split(value, ',')) {
     if (std::find(known.begin(), known.end(), word) == known.end()) {
-      *bad = word;
-      return false;
+      return InvalidArgument(arg + ": '" + word + "' is not one of " + Join(known, ", "));
     }
     out->push_back(word);
   }
+  return Status::Ok();
+}
+
+// Whether the value is the second of two words, the first being the other.
+Result<bool> ReadEither(const std::string& arg, const std::string& value, const std::string& no, const std::string& yes) {
+  if (value != no && value != yes) return InvalidArgument(arg + ": '" + value + "' is neither " + no + " nor " + yes);
+  return value == yes;
+}
+
+// The options that both benches have; false: it is none of them.
+template <typename Options>
+Result<bool> ReadShared(const std::string& arg, const std::string& value, const std::vector<std::string>& modes, Options& options, Call& call) {
+  if (arg == "--clock") {
+    ASSIGN_OR_RETURN(const bool cpu, ReadEither(arg, value, "wall", "cpu"));
+    options.clock = cpu ? bench::Clock::kCpu : bench::Clock::kWall;
+  } else if (arg == "--modes") {
+    RETURN_IF_ERROR(ReadWords(arg, value, modes, &options.modes));
+  } else if (arg == "--peers") {
+    call.environments = value;
+  } else if (arg == "--peers-use") {
+    ASSIGN_OR_RETURN(options.best_peers, ReadEither(arg, value, "alike", "best"));
+  } else if (arg == "--numerics") {
+    const Result<engine::Profile> profile = engine::ParseProfile(value);
+    if (!profile.ok()) return profile.status().WithContext(arg);
+    options.profile = *profile;
+  } else if (arg == "--cpu") {
+    const Result<engine::CpuPath> path = engine::ParseCpuPath(value);
+    if (!path.ok()) return path.status().WithContext(arg);
+    call.with.cpu = *path;
+  } else if (arg == "--threads") {
+    RETURN_IF_ERROR(ReadCount(arg, value, 0, 1024, &call.with.threads));
+  } else if (arg == "--samples") {
+    RETURN_IF_ERROR(ReadCount(arg, value, 1, 1000, &options.samples));
+  } else if (arg == "--layers") {
+    RETURN_IF_ERROR(ReadCount(arg, value, 1, 30, &options.layers));
+  } else {
+    return false;
+  }
   return true;
+}
+
+// `own` reads an option of this bench alone, or (with no value) an argument that is none; false: there is no such one.
+template <typename Options>
+Status ReadCall(int argc, char** argv, const std::vector<std::string>& modes, Options& options, Call& call,
+                const std::function<Result<bool>(const std::string& arg, const std::string& value)>& own) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    if (arg == "--help" || arg == "-h") {
+      call.help = true;
+      return Status::Ok();
+    }
+    if (arg == "--json") {
+      call.as_json = true;
+      continue;
+    }
+    const bool option = arg.starts_with("--");
+    if (option && i + 1 == argc) return InvalidArgument("'" + arg + "' needs a value");
+    const std::string value = option ? argv[++i] : "";
+    ASSIGN_OR_RETURN(bool known, ReadShared(arg, value, modes, options, call));
+    if (!known) {
+      ASSIGN_OR_RETURN(known, own(arg, value));
+    }
+    if (!known) return InvalidArgument((option ? "unknown option '" : "unexpected argument '") + arg + "'");
+  }
+  if (options.clock == bench::Clock::kCpu && call.with.threads != 1) return InvalidArgument("--clock cpu measures one thread: --threads 1");
+  return Status::Ok();
+}
+
+int BadUsage(const char* bench, const Status& what, const char* usage) {
+  std::fprintf(stderr, "temper bench %s: %s\n%s", bench, what.message().c_str(), usage);
+  return 2;
 }
 
 // "", or whether the ratio is what it is to be.
@@ -114,206 +187,108 @@ void PrintRow(const char* bench, const bench::Row& row, const std::optional<benc
   std::fflush(stdout);
 }
 
-int RunEngine(int argc, char** argv) {
-  bench::Options options;
-  engine::EngineOptions with;
-  bool as_json = false;
-  std::string environments = TEMPER_PEERS_DIR;
-  options.peer_script = TEMPER_PEERS;
-  for (int i = 1; i < argc; ++i) {
-    const std::string arg = argv[i];
-    if (arg == "--help" || arg == "-h") {
-      std::printf(
-          "%sMeasures the engine beside what this machine can do (read bandwidth, multiply-adds) and beside peers, in turn, and\n"
-          "prints the median of the ratios. Peers run in the environments DIR/NAME that tests/setup_peers.sh makes (build/peers), capped\n"
-          "to the instructions that ours uses, or with --peers-use best to none; what was reached: docs/engine_speed.md.\n",
-          kUsage);
-      return 0;
-    }
-    if (arg == "--json") {
-      as_json = true;
-      continue;
-    }
-    if (i + 1 == argc) return BadUsage("'" + arg + "' needs a value");
-    const char* value = argv[++i];
-    std::string bad;
-    const auto count = [&](int least, int most, int* out) { return ParseCount(value, least, most, out); };
-    bool good = true;
-    if (arg == "--only") {
-      if (!ParseWords(value, bench::Works(), &options.works, &bad)) {
-        return BadUsage("--only: '" + bad + "' is not one of " + Join(bench::Works(), ", "));
-      }
-    } else if (arg == "--against") {
-      if (!ParseWords(value, bench::Peers(), &options.peers, &bad)) {
-        return BadUsage("--against: '" + bad + "' is not one of " + Join(bench::Peers(), ", "));
-      }
-    } else if (arg == "--clock") {
-      if (std::string(value) != "wall" && std::string(value) != "cpu")
-        return BadUsage("--clock: '" + std::string(value) + "' is neither wall nor cpu");
-      options.clock = std::string(value) == "cpu" ? bench::Clock::kCpu : bench::Clock::kWall;
-    } else if (arg == "--modes") {
-      if (!ParseWords(value, bench::Modes(), &options.modes, &bad)) {
-        return BadUsage("--modes: '" + bad + "' is not one of " + Join(bench::Modes(), ", "));
-      }
-    } else if (arg == "--batches") {
-      options.batches.clear();
-      for (const std::string& word : Split(value, ',')) {
-        int batch = 0;
-        if (!ParseCount(word.c_str(), 1, 64, &batch)) return BadUsage("--batches: '" + word + "' is not 1 to 64");
-        options.batches.push_back(batch);
-      }
-    } else if (arg == "--peers") {
-      environments = value;
-    } else if (arg == "--peers-use") {
-      if (std::string(value) != "alike" && std::string(value) != "best")
-        return BadUsage("--peers-use: '" + std::string(value) + "' is neither alike nor best");
-      options.best_peers = std::string(value) == "best";
-    } else if (arg == "--numerics") {
-      const auto parsed = engine::ParseProfile(value);
-      if (!parsed.ok()) return BadUsage("--numerics: " + parsed.status().message());
-      options.profile = *parsed;
-    } else if (arg == "--cpu") {
-      const auto parsed = engine::ParseCpuPath(value);
-      if (!parsed.ok()) return BadUsage("--cpu: " + parsed.status().message());
-      with.cpu = *parsed;
-    } else if (arg == "--threads") {
-      good = count(0, 1024, &with.threads);
-    } else if (arg == "--samples") {
-      good = count(1, 1000, &options.samples);
-    } else if (arg == "--rows") {
-      good = count(1, 4096, &options.step_rows);
-    } else if (arg == "--length") {
-      good = count(2, 32768, &options.step_length);
-    } else if (arg == "--context") {
-      good = count(1024, 32768, &options.growth_tokens);
-    } else if (arg == "--layers") {
-      good = count(1, 30, &options.layers);
-    } else {
-      return BadUsage("unknown option '" + arg + "'");
-    }
-    if (!good) return BadUsage(arg + ": '" + value + "' is out of range");
-  }
-  if (options.clock == bench::Clock::kCpu && with.threads != 1) return BadUsage("--clock cpu measures one thread: --threads 1");
-  if (options.layers) options.expected = nullptr;  // known of the whole model only
-  for (const std::string& peer : bench::Peers()) options.interpreters[peer] = environments + "/" + peer + "/bin/python3";
-  auto engine = engine::Engine::Create(with);
-  if (!engine.ok()) {
-    std::fprintf(stderr, "temper bench engine: %s\n", engine.status().message().c_str());
-    return 1;
-  }
+using Print = std::function<void(const bench::Row&, const std::optional<bench::Sharing>&)>;
+
+// Makes the engine, says what it is, and has `measure` print its rows.
+template <typename Options>
+int Measure(const char* bench, const Options& options, const Call& call, const std::function<Status(engine::Engine&, const Print&)>& measure) {
+  const auto fail = [&](const Status& status) {
+    std::fprintf(stderr, "temper bench %s: %s\n", bench, status.message().c_str());
+    return status.code() == StatusCode::kInvalidArgument || status.code() == StatusCode::kNotFound ? 2 : 1;
+  };
+  auto engine = engine::Engine::Create(call.with);
+  if (!engine.ok()) return fail(engine.status());
   const std::string cpu = CpuModel();
   const char* path = engine::CpuPathName((*engine)->path());
-  if (!as_json) {
+  if (!call.as_json) {
     std::printf("%s, path %s, %d threads, %s, medians of %d%s\n", cpu.c_str(), path, (*engine)->threads().count(),
-                engine::ProfileName(options.profile), options.samples,
-                options.clock == bench::Clock::kCpu ? ", time of the core" : "");
+                engine::ProfileName(options.profile), options.samples, options.clock == bench::Clock::kCpu ? ", time of the core" : "");
   }
-  const Status status =
-      bench::RunEngineBench(**engine, options, [&](const bench::Row& row) { PrintRow("engine", row, std::nullopt, cpu, path, as_json); });
-  if (!status.ok()) {
-    std::fprintf(stderr, "temper bench engine: %s\n", status.message().c_str());
-    return 1;
+  const Status status = measure(**engine, [&](const bench::Row& row, const std::optional<bench::Sharing>& sharing) {
+    PrintRow(bench, row, sharing, cpu, path, call.as_json);
+  });
+  return status.ok() ? 0 : fail(status);
+}
+
+int RunEngine(int argc, char** argv) {
+  bench::Options options;
+  options.peer_script = TEMPER_PEERS;
+  Call call;
+  const Status read = ReadCall(argc, argv, bench::Modes(), options, call, [&](const std::string& arg, const std::string& value) -> Result<bool> {
+    if (arg == "--only") {
+      RETURN_IF_ERROR(ReadWords(arg, value, bench::Works(), &options.works));
+    } else if (arg == "--against") {
+      RETURN_IF_ERROR(ReadWords(arg, value, bench::Peers(), &options.peers));
+    } else if (arg == "--batches") {
+      options.batches.clear();
+      for (const std::string& word : Split(value, ',')) RETURN_IF_ERROR(ReadCount(arg, word, 1, 64, &options.batches.emplace_back()));
+    } else if (arg == "--rows") {
+      RETURN_IF_ERROR(ReadCount(arg, value, 1, 4096, &options.step_rows));
+    } else if (arg == "--length") {
+      RETURN_IF_ERROR(ReadCount(arg, value, 2, 32768, &options.step_length));
+    } else if (arg == "--context") {
+      RETURN_IF_ERROR(ReadCount(arg, value, 1024, 32768, &options.growth_tokens));
+    } else {
+      return false;
+    }
+    return true;
+  });
+  if (call.help) {
+    std::printf(
+        "%sMeasures the engine beside what this machine can do (read bandwidth, multiply-adds) and beside peers, in turn, and\n"
+        "prints the median of the ratios. Peers run in the environments DIR/NAME that tests/setup_peers.sh makes (build/peers), capped\n"
+        "to the instructions that ours uses, or with --peers-use best to none; what was reached: docs/engine_speed.md.\n",
+        kUsage);
+    return 0;
   }
-  return 0;
+  if (!read.ok()) return BadUsage("engine", read, kUsage);
+  if (options.layers) options.expected = nullptr;  // known of the whole model only
+  for (const std::string& peer : bench::Peers()) options.interpreters[peer] = call.environments + "/" + peer + "/bin/python3";
+  return Measure("engine", options, call, [&](engine::Engine& engine, const Print& print) {
+    return bench::RunEngineBench(engine, options, [&](const bench::Row& row) { print(row, std::nullopt); });
+  });
 }
 
 int RunTree(int argc, char** argv) {
+  static const std::vector<std::string> modes = {"float32",          "autocast",          "bfloat16",
+                                                 "compiled float32", "compiled autocast", "compiled bfloat16"};
   bench::TreeOptions options;
-  engine::EngineOptions with;
-  bool as_json = false;
-  std::string environments = TEMPER_PEERS_DIR;
   options.peer_script = TEMPER_PEERS;
-  const auto bad_usage = [](const std::string& what) { return BadUsage(what, /*tree=*/true); };
+  Call call;
   std::vector<std::string> sets = bench::TreeSetNames();
   sets.push_back("budget");
-  for (int i = 1; i < argc; ++i) {
-    const std::string arg = argv[i];
-    if (arg == "--help" || arg == "-h") {
-      std::printf(
-          "%sMeasures a forward and backward pass over rollouts merged into trees beside the same rollouts as separate rows, ours and PyTorch's, in\n"
-          "turn, beside what was predicted from rates that are measured first. MODEL: weights to take (default: of SmolLM2-135M's shape, drawn\n"
-          "from a seed). --rows: a file of `temper pool export`, measured step by step in place of the sets; needs MODEL. What was reached:\n"
-          "docs/tree_speed.md.\n",
-          kTreeUsage);
-      return 0;
-    }
-    if (arg == "--json") {
-      as_json = true;
-      continue;
-    }
-    if (!arg.starts_with("--")) {
-      if (!options.model.empty()) return bad_usage("unexpected argument '" + arg + "'");
-      options.model = arg;
-      continue;
-    }
-    if (i + 1 == argc) return bad_usage("'" + arg + "' needs a value");
-    const std::string value = argv[++i];
-    std::string bad;
-    bool good = true;
+  Status read = ReadCall(argc, argv, modes, options, call, [&](const std::string& arg, const std::string& value) -> Result<bool> {
     if (arg == "--only") {
-      if (!ParseWords(value, sets, &options.sets, &bad)) return bad_usage("--only: '" + bad + "' is not one of " + Join(sets, ", "));
+      RETURN_IF_ERROR(ReadWords(arg, value, sets, &options.sets));
     } else if (arg == "--rows") {
       options.rows = value;
-    } else if (arg == "--clock") {
-      if (value != "wall" && value != "cpu") return bad_usage("--clock: '" + value + "' is neither wall nor cpu");
-      options.clock = value == "cpu" ? bench::Clock::kCpu : bench::Clock::kWall;
     } else if (arg == "--against") {
-      if (value != "torch") return bad_usage("--against: '" + value + "' is not torch");
+      if (value != "torch") return InvalidArgument(arg + ": '" + value + "' is not torch");
       options.torch = true;
-    } else if (arg == "--modes") {
-      static const std::vector<std::string> modes = {"float32",          "autocast",          "bfloat16",
-                                                     "compiled float32", "compiled autocast", "compiled bfloat16"};
-      options.modes.clear();
-      if (!ParseWords(value, modes, &options.modes, &bad)) return bad_usage("--modes: '" + bad + "' is not one of " + Join(modes, ", "));
-    } else if (arg == "--peers") {
-      environments = value;
-    } else if (arg == "--peers-use") {
-      if (value != "alike" && value != "best") return bad_usage("--peers-use: '" + value + "' is neither alike nor best");
-      options.best_peers = value == "best";
-    } else if (arg == "--numerics") {
-      const auto parsed = engine::ParseProfile(value);
-      if (!parsed.ok()) return bad_usage("--numerics: " + parsed.status().message());
-      options.profile = *parsed;
-    } else if (arg == "--cpu") {
-      const auto parsed = engine::ParseCpuPath(value);
-      if (!parsed.ok()) return bad_usage("--cpu: " + parsed.status().message());
-      with.cpu = *parsed;
-    } else if (arg == "--threads") {
-      good = ParseCount(value.c_str(), 0, 1024, &with.threads);
-    } else if (arg == "--samples") {
-      good = ParseCount(value.c_str(), 1, 1000, &options.samples);
-    } else if (arg == "--layers") {
-      good = ParseCount(value.c_str(), 1, 30, &options.layers);
+    } else if (!arg.starts_with("--") && options.model.empty()) {
+      options.model = arg;
     } else {
-      return bad_usage("unknown option '" + arg + "'");
+      return false;
     }
-    if (!good) return bad_usage(arg + ": '" + value + "' is out of range");
-  }
-  if (options.clock == bench::Clock::kCpu && with.threads != 1) return bad_usage("--clock cpu measures one thread: --threads 1");
-  if (!options.rows.empty() && options.model.empty()) return bad_usage("--rows needs the MODEL whose tokens they are");
-  if (!options.rows.empty() && (!options.sets.empty() || options.torch)) return bad_usage("--rows takes the place of the sets and has no peers");
-  if (!options.model.empty() && options.layers) return bad_usage("--layers is of the model that is drawn from a seed");
-  options.interpreter = environments + "/torch/bin/python3";
-  auto engine = engine::Engine::Create(with);
-  if (!engine.ok()) {
-    std::fprintf(stderr, "temper bench tree: %s\n", engine.status().message().c_str());
-    return 1;
-  }
-  const std::string cpu = CpuModel();
-  const char* path = engine::CpuPathName((*engine)->path());
-  if (!as_json) {
-    std::printf("%s, path %s, %d threads, %s, medians of %d%s\n", cpu.c_str(), path, (*engine)->threads().count(),
-                engine::ProfileName(options.profile), options.samples,
-                options.clock == bench::Clock::kCpu ? ", time of the core" : "");
-  }
-  const Status status = bench::RunTreeBench(**engine, options, [&](const bench::Row& row, const std::optional<bench::Sharing>& sharing) {
-    PrintRow("tree", row, sharing, cpu, path, as_json);
+    return true;
   });
-  if (!status.ok()) {
-    std::fprintf(stderr, "temper bench tree: %s\n", status.message().c_str());
-    return status.code() == StatusCode::kInvalidArgument || status.code() == StatusCode::kNotFound ? 2 : 1;
+  if (call.help) {
+    std::printf(
+        "%sMeasures a forward and backward pass over rollouts merged into trees beside the same rollouts as separate rows, ours and PyTorch's, in\n"
+        "turn, beside what was predicted from rates that are measured first. MODEL: weights to take (default: of SmolLM2-135M's shape, drawn\n"
+        "from a seed). --rows: a file of `temper pool export`, measured step by step in place of the sets; needs MODEL. What was reached:\n"
+        "docs/tree_speed.md.\n",
+        kTreeUsage);
+    return 0;
   }
-  return 0;
+  if (read.ok() && !options.rows.empty() && options.model.empty()) read = InvalidArgument("--rows needs the MODEL whose tokens they are");
+  if (read.ok() && !options.rows.empty() && (!options.sets.empty() || options.torch)) {
+    read = InvalidArgument("--rows takes the place of the sets and has no peers");
+  }
+  if (read.ok() && !options.model.empty() && options.layers) read = InvalidArgument("--layers is of the model that is drawn from a seed");
+  if (!read.ok()) return BadUsage("tree", read, kTreeUsage);
+  options.interpreter = call.environments + "/torch/bin/python3";
+  return Measure("tree", options, call, [&](engine::Engine& engine, const Print& print) { return bench::RunTreeBench(engine, options, print); });
 }
 
 }  // namespace

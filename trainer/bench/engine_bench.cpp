@@ -44,25 +44,7 @@ using engine::PagedForward;
 using engine::PagedSequence;
 using engine::Profile;
 
-double Median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  const size_t n = x.size();
-  return n == 0 ? 0 : n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
-}
-
 constexpr char kLoop[] = "a loop of the same bytes and arithmetic";
-
-// Ours and something else in turn, as rates.
-Row Compare(const std::string& work, const std::string& name, const std::string& unit, const std::string& reference,
-            const std::vector<double>& ours, const std::vector<double>& theirs) {
-  Row row{.work = work, .name = name, .unit = unit, .reference = reference, .samples = ours};
-  std::vector<double> ratios;
-  for (size_t i = 0; i < ours.size(); ++i) ratios.push_back(ours[i] / theirs[i]);
-  row.ours = Median(ours);
-  row.theirs = Median(theirs);
-  row.ratio = Median(ratios);
-  return row;
-}
 
 // Numbers that are no denormals and stay moderate.
 void Fill(std::byte* to, size_t count, Profile profile, uint64_t seed) {
@@ -330,7 +312,7 @@ Bench::Entry Bench::BesideMode(const Contest& contest, const std::string& name, 
   const Status status = measure();
   const std::string about = entry.row.peer;
   if (status.ok()) {
-    entry.row = Compare(contest.work, contest.name, contest.unit, name + " " + mode, mine, theirs);
+    entry.row = Beside(contest.work, contest.name, contest.unit, name + " " + mode, mine, theirs);
   } else {
     entry.row = {.work = contest.work, .name = contest.name, .unit = contest.unit, .reference = name + " " + mode};
     entry.row.note = "not run: " + status.message();
@@ -424,9 +406,9 @@ Status Bench::Gemm() {
         }
         rates.push_back(flops / ours() / 1e9);
       }
-      emit_(Compare("gemm", name, "GFLOP/s", memory ? "read bandwidth, weights cold" : "peak of fp32 multiply-adds", rates,
-                    floors));
-      if (m <= 64) emit_(Compare("gemm", name, "GFLOP/s", kLoop, rates, limits));
+      emit_(Beside("gemm", name, "GFLOP/s", memory ? "read bandwidth, weights cold" : "peak of fp32 multiply-adds", rates,
+                   floors));
+      if (m <= 64) emit_(Beside("gemm", name, "GFLOP/s", kLoop, rates, limits));
       AgainstPeers({.work = "gemm",
                     .name = name,
                     .unit = "GFLOP/s",
@@ -491,8 +473,8 @@ Status Bench::Decode() {
       rates.push_back(batch / ours());
     }
     const std::string name = fmt::format("{}, batch {}, context {}", ModelName(), batch, kContext);
-    emit_(Compare("decode", name, "tokens/s", "read bandwidth of weights and pages", rates, floors));
-    emit_(Compare("decode", name, "tokens/s", kLoop, rates, limits));
+    emit_(Beside("decode", name, "tokens/s", "read bandwidth of weights and pages", rates, floors));
+    emit_(Beside("decode", name, "tokens/s", kLoop, rates, limits));
     AgainstPeers({.work = "decode",
                   .name = name,
                   .unit = "tokens/s",
@@ -544,8 +526,8 @@ Status Bench::Prefill() {
     rates.push_back(kTokens / ours());
   }
   const std::string name = fmt::format("{}, {} tokens", ModelName(), kTokens);
-  emit_(Compare("prefill", name, "tokens/s", "peak of fp32 multiply-adds, attention not counted", rates, floors));
-  emit_(Compare("prefill", name, "tokens/s", kLoop, rates, limits));
+  emit_(Beside("prefill", name, "tokens/s", "peak of fp32 multiply-adds, attention not counted", rates, floors));
+  emit_(Beside("prefill", name, "tokens/s", kLoop, rates, limits));
   AgainstPeers({.work = "prefill",
                 .name = name,
                 .unit = "tokens/s",
@@ -658,8 +640,8 @@ Status Bench::Attention() {
     rate.push_back(flops / product() / 1e9);
   }
   const std::string name = fmt::format("SmolLM2-135M, one layer, {} tokens", kTokens);
-  emit_(Compare("attention", name + ", forward", "GFLOP/s", "our product of 512 rows", f, rate));
-  emit_(Compare("attention", name + ", backward", "GFLOP/s", "our product of 512 rows", b, rate));
+  emit_(Beside("attention", name + ", forward", "GFLOP/s", "our product of 512 rows", f, rate));
+  emit_(Beside("attention", name + ", backward", "GFLOP/s", "our product of 512 rows", b, rate));
   return Status::Ok();
 }
 
@@ -714,7 +696,7 @@ Status Bench::Step() {
     floors.push_back(PeakFlops(engine_, options_.clock) / (3 * ForwardFlops(c, true)));
     rates.push_back(timed.work_done / ours());
   }
-  emit_(Compare("step", timed.name, "tokens/s", "peak of fp32 multiply-adds, attention not counted", rates, floors));
+  emit_(Beside("step", timed.name, "tokens/s", "peak of fp32 multiply-adds, attention not counted", rates, floors));
   const std::optional<Entry> best = AgainstPeers(timed, ours);
   // In a short batch most of either side's memory is weights, gradients and moments in fp32; longer rows say what a step adds to them.
   if (best && options_.memory_length > options_.step_length) {

@@ -11,6 +11,7 @@
 #include "engine/engine.h"
 #include "trainer/bench/floors.h"
 #include "trainer/bench/peer_figures.h"
+#include "trainer/bench/row.h"
 
 namespace temper::trainer::bench {
 
@@ -46,20 +47,6 @@ std::vector<int32_t> CheckRow(int vocab);
 const std::vector<std::string>& Works();
 const std::vector<std::string>& Peers();
 const std::vector<std::string>& Modes();
-
-struct Row {
-  std::string work;             // "gemm"
-  std::string name;             // the case: "SmolLM2-135M gate and up, 64 x 3072 x 576"
-  double ours = 0;              // the median
-  std::string unit;             // "GFLOP/s", "tokens/s", …: more is better; "MiB": less is
-  std::string reference = {};   // what `theirs` is: "read bandwidth", "FMA peak", "torch float32", …
-  double theirs = 0;            // the median
-  double ratio = 0;             // the median of ours / theirs of the samples taken in turn
-  std::vector<double> samples = {};  // ours
-  std::string peer = {};        // of a peer: its version, instructions and threads
-  std::string note = {};        // "weak: …": the row does not count; "not run: …": there is no figure
-  double target = 0;            // what the ratio is to be, at least or (MiB) at most; 0: nothing is asked for
-};
 
 // Runs what `options` names; `emit` gets each row as soon as it is there. A peer that does not start or cannot do a work has a row that
 // says so, and when all is done FailedPrecondition names the first.

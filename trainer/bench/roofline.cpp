@@ -34,20 +34,6 @@ engine::TreeBatch Rows(int rows, int length, int vocab) {
   return builder.Build(nullptr);
 }
 
-Row NewRow(const std::string& work, const std::string& name, const std::string& unit, const std::string& reference) {
-  Row row;
-  row.work = work;
-  row.name = name;
-  row.unit = unit;
-  row.reference = reference;
-  return row;
-}
-
-double Median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return x[x.size() / 2];
-}
-
 // What a part did, sample by sample, and the machine's rates in the same samples.
 struct Samples {
   double operations = 0, bytes = 0;  // the same in every sample
@@ -60,8 +46,8 @@ struct Samples {
 
 Row RowOf(const Samples& s, const std::string& work, const std::string& name) {
   const bool arithmetic = s.ArithmeticSeconds(0) > s.MemorySeconds(0);
-  Row row = NewRow(work, name, arithmetic ? "GFLOP/s" : "GB/s",
-                   arithmetic ? "peak of fp32 multiply-adds" : "read bandwidth of cold memory");
+  Row row{.work = work, .name = name, .unit = arithmetic ? "GFLOP/s" : "GB/s"};
+  row.reference = arithmetic ? "peak of fp32 multiply-adds" : "read bandwidth of cold memory";
   const double done = arithmetic ? s.operations : s.bytes;
   std::vector<double> ratios;
   for (size_t i = 0; i < s.seconds.size(); ++i) {
@@ -135,24 +121,19 @@ Status RunParts(engine::Engine& engine, const Options& options, const std::strin
                fmt::format("{}, {}: {:.1f} %, {:.2f} GFLOP, {:.2f} GB", name, of, 100 * Median(part.seconds) / whole, part.operations / 1e9,
                            part.bytes / 1e9)));
   }
-  Row row = NewRow(work, fmt::format("{}, the rest (copies, pages, waiting): {:.1f} %", name, 100 * Median(parts[rest].seconds) / whole), "ms",
-                   "all of it");
+  Row row{.work = work, .name = "", .unit = "ms", .reference = "all of it"};
+  row.name = fmt::format("{}, the rest (copies, pages, waiting): {:.1f} %", name, 100 * Median(parts[rest].seconds) / whole);
   for (const double s : parts[rest].seconds) row.samples.push_back(s * 1e3);
   row.ours = Median(row.samples);
   row.theirs = whole * 1e3;
   row.ratio = row.ours / row.theirs;
   emit(row);
-  row = NewRow(work, name, "tokens/s", "every part at its limit, one after the other");
-  std::vector<double> limits, ratios;
+  std::vector<double> reached, limits;
   for (size_t i = 0; i < total.size(); ++i) {
-    row.samples.push_back(tokens / total[i]);
+    reached.push_back(tokens / total[i]);
     limits.push_back(tokens / least[i]);
-    ratios.push_back(least[i] / total[i]);
   }
-  row.ours = Median(row.samples);
-  row.theirs = Median(limits);
-  row.ratio = Median(ratios);
-  emit(row);
+  emit(Beside(work, name, "tokens/s", "every part at its limit, one after the other", reached, limits));
   return Status::Ok();
 }
 
@@ -276,8 +257,8 @@ Status RunHead(engine::Engine& engine, const Options& options, const ModelConfig
                  fmt::format("V {}, {} tokens, {}: {:.0f} us a token, {:.0f} MFLOP", at.vocab, at.tokens,
                              backward ? "backward" : "forward", Median(a_token) * 1e6, samples.operations / at.tokens / 1e6)));
     }
-    Row row = NewRow("head", fmt::format("V {}, {} tokens, memory", at.vocab, at.tokens), "MiB",
-                     "fp32 logits of all tokens (less is better)");
+    Row row{.work = "head", .name = fmt::format("V {}, {} tokens, memory", at.vocab, at.tokens), .unit = "MiB"};
+    row.reference = "fp32 logits of all tokens (less is better)";
     row.ours = static_cast<double>(runs.back().bytes - without.back().bytes) / (1 << 20);
     row.theirs = 4.0 * at.tokens * at.vocab / (1 << 20);
     row.ratio = row.ours / row.theirs;

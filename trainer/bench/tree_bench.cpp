@@ -19,6 +19,7 @@
 #include "engine/train_pass.h"
 #include "engine/weights.h"
 #include "trainer/batch.h"
+#include "trainer/bench/engine_bench.h"
 #include "trainer/bench/peer.h"
 #include "trainer/bench/tree_sets.h"
 
@@ -33,24 +34,6 @@ using engine::TrainPass;
 constexpr double kShareOfPrediction = 0.9;  // of the predicted speed-up is to be reached
 constexpr double kNothingToShare = 0.97;    // and where nothing is shared, so much of flat
 constexpr double kNear = 1.15;              // how far a time may be from its prediction
-
-double Median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  const size_t n = x.size();
-  return n == 0 ? 0 : n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
-}
-
-// Rates or times taken in turn.
-Row Beside(const std::string& work, const std::string& name, const std::string& unit, const std::string& reference,
-           const std::vector<double>& ours, const std::vector<double>& theirs) {
-  Row row{.work = work, .name = name, .unit = unit, .reference = reference, .samples = ours};
-  std::vector<double> ratios;
-  for (size_t i = 0; i < ours.size(); ++i) ratios.push_back(ours[i] / theirs[i]);
-  row.ours = Median(ours);
-  row.theirs = Median(theirs);
-  row.ratio = Median(ratios);
-  return row;
-}
 
 std::vector<double> Rates(double work, const std::vector<double>& seconds) {
   std::vector<double> out;

@@ -12,8 +12,8 @@
 #include "common/status.h"
 #include "engine/engine.h"
 #include "engine/pass_time.h"
-#include "trainer/bench/engine_bench.h"
 #include "trainer/bench/floors.h"
+#include "trainer/bench/row.h"
 
 namespace temper::trainer::bench {
 
