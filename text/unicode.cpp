@@ -34,7 +34,8 @@ CodeSet FromRanges(const CodeRange (&ranges)[n]) {
 template <size_t n>
 uint32_t MapCase(const CaseRun (&runs)[n], uint32_t cp) {
   // Runs of step 2 may interleave, so the last run that starts at or before cp need not be the one; look back a few.
-  const CaseRun* end = std::upper_bound(std::begin(runs), std::end(runs), cp, [](uint32_t c, const CaseRun& r) { return c < r.first; });
+  const CaseRun* end =
+      std::upper_bound(std::begin(runs), std::end(runs), cp, [](uint32_t c, const CaseRun& r) { return c < r.first; });
   for (int back = 0; back < 4 && end != std::begin(runs); ++back) {
     --end;
     if (cp >= end->first && cp <= end->last && (cp - end->first) % end->step == 0) {
@@ -44,30 +45,63 @@ uint32_t MapCase(const CaseRun (&runs)[n], uint32_t cp) {
   return cp;
 }
 
-const LongCase* FindLongUpper(uint32_t cp) {
-  auto it = std::lower_bound(std::begin(kLongUpper), std::end(kLongUpper), cp, [](const LongCase& l, uint32_t c) { return l.cp < c; });
-  return it != std::end(kLongUpper) && it->cp == cp ? it : nullptr;
+template <size_t n>
+const LongCase* FindLong(const LongCase (&table)[n], uint32_t cp) {
+  auto it = std::lower_bound(std::begin(table), std::end(table), cp, [](const LongCase& l, uint32_t c) { return l.cp < c; });
+  return it != std::end(table) && it->cp == cp ? it : nullptr;
 }
 
-void AppendUpper(uint32_t cp, std::string* out) {
-  if (const LongCase* l = FindLongUpper(cp)) {
-    for (uint32_t c : {l->a, l->b, l->c}) {
-      if (c) AppendUtf8(c, out);
-    }
-  } else {
-    AppendUtf8(SimpleUpper(cp), out);
+void AppendLong(const LongCase& l, std::string* out) {
+  for (uint32_t c : {l.a, l.b, l.c}) {
+    if (c) AppendUtf8(c, out);
   }
 }
 
-void AppendLower(uint32_t cp, std::string* out) {
+void AppendUpper(uint32_t cp, std::string* out) {
+  if (const LongCase* l = FindLong(kLongUpper, cp)) return AppendLong(*l, out);
+  AppendUtf8(SimpleUpper(cp), out);
+}
+
+template <size_t n>
+bool InTable(const CodeRange (&table)[n], uint32_t cp) {
+  auto it = std::upper_bound(std::begin(table), std::end(table), cp, [](uint32_t c, const CodeRange& r) { return c < r.first; });
+  return it != std::begin(table) && cp <= std::prev(it)->last;
+}
+
+CodeSet Categories(std::initializer_list<const char*> names) {
+  CodeSet out;
+  for (const char* name : names) out = Union(out, *UnicodeProperty(name));
+  return out;
+}
+
+bool IsCased(uint32_t cp) { return IsLowercase(cp) || IsUppercase(cp) || IsTitlecase(cp); }
+
+bool IsCaseIgnorable(uint32_t cp) {
+  static const CodeSet ignorable = Categories({"Mn", "Me", "Cf", "Lm", "Sk"});
+  return Contains(ignorable, cp) || InTable(kCaseIgnorableExtra, cp);
+}
+
+// A capital sigma is final after a cased letter and before none, over what is ignored between them.
+bool IsFinalSigma(const std::vector<uint32_t>& points, size_t at) {
+  size_t before = at, after = at + 1;
+  while (before > 0 && IsCaseIgnorable(points[before - 1])) --before;
+  if (before == 0 || !IsCased(points[before - 1])) return false;
+  while (after < points.size() && IsCaseIgnorable(points[after])) ++after;
+  return after == points.size() || !IsCased(points[after]);
+}
+
+void AppendLower(const std::vector<uint32_t>& points, size_t at, std::string* out) {
+  const uint32_t cp = points[at];
   if (cp == 0x130) return (void)out->append("i\u0307");  // the one lower-case mapping of two code points
-  AppendUtf8(SimpleLower(cp), out);
+  AppendUtf8(cp == 0x3A3 && IsFinalSigma(points, at) ? 0x3C2 : SimpleLower(cp), out);
 }
 
 void AppendTitle(uint32_t cp, std::string* out) {
-  if (const uint32_t t = MapCase(kTitleRuns, cp); t != cp) {
+  if (IsTitlecase(cp)) {
+    AppendUtf8(cp, out);
+  } else if (const uint32_t t = MapCase(kTitleRuns, cp); t != cp) {
     AppendUtf8(t, out);
-  } else if (const LongCase* l = FindLongUpper(cp)) {
+  } else if (const LongCase* l = FindLong(kLongUpper, cp)) {
     AppendUtf8(l->a, out);
     for (uint32_t c : {l->b, l->c}) {
       if (c) AppendUtf8(cp == 0x149 ? c : SimpleLower(c), out);  // U+0149 is an apostrophe and a capital N
@@ -75,11 +109,6 @@ void AppendTitle(uint32_t cp, std::string* out) {
   } else {
     AppendUtf8(SimpleUpper(cp), out);
   }
-}
-
-bool IsCased(uint32_t cp) {
-  static const CodeSet cased = Union(*UnicodeProperty("Lu"), Union(*UnicodeProperty("Ll"), *UnicodeProperty("Lt")));
-  return Contains(cased, cp);
 }
 
 int CombiningClass(uint32_t cp) {
@@ -243,8 +272,25 @@ std::string Upper(std::string_view s) {
 
 std::string Lower(std::string_view s) {
   std::string out;
+  const std::vector<uint32_t> points = ToCodePoints(s);
+  for (size_t i = 0; i < points.size(); ++i) AppendLower(points, i, &out);
+  return out;
+}
+
+std::string CaseFold(std::string_view s) {
+  std::string out;
   for (uint32_t cp : ToCodePoints(s)) {
-    AppendLower(cp, &out);
+    if (const LongCase* l = FindLong(kLongFold, cp)) {
+      AppendLong(*l, &out);
+    } else if (const uint32_t folded = MapCase(kFoldRuns, cp); folded != cp) {
+      AppendUtf8(folded, &out);
+    } else if (cp == 0x130) {
+      out += "i\u0307";
+    } else if (!(cp >= 0x13A0 && cp <= 0x13F5)) {  // Cherokee folds to its capitals
+      AppendUtf8(SimpleLower(cp), &out);
+    } else {
+      AppendUtf8(cp, &out);
+    }
   }
   return out;
 }
@@ -252,37 +298,105 @@ std::string Lower(std::string_view s) {
 std::string Title(std::string_view s) {
   std::string out;
   bool in_word = false;
-  for (uint32_t cp : ToCodePoints(s)) {
+  const std::vector<uint32_t> points = ToCodePoints(s);
+  for (size_t i = 0; i < points.size(); ++i) {
     if (in_word) {
-      AppendLower(cp, &out);
+      AppendLower(points, i, &out);
     } else {
-      AppendTitle(cp, &out);
+      AppendTitle(points[i], &out);
     }
-    in_word = IsCased(cp);
+    in_word = IsCased(points[i]);
   }
   return out;
 }
 
 std::string Capitalize(std::string_view s) {
-  if (s.empty()) return {};
   std::string out;
-  const Utf8Char first = ReadUtf8(s, 0);
-  AppendTitle(first.cp, &out);
-  return out + Lower(s.substr(first.length));
+  const std::vector<uint32_t> points = ToCodePoints(s);
+  for (size_t i = 0; i < points.size(); ++i) {
+    if (i == 0) {
+      AppendTitle(points[i], &out);
+    } else {
+      AppendLower(points, i, &out);
+    }
+  }
+  return out;
+}
+
+std::string SwapCase(std::string_view s) {
+  std::string out;
+  const std::vector<uint32_t> points = ToCodePoints(s);
+  for (size_t i = 0; i < points.size(); ++i) {
+    if (IsUppercase(points[i])) {
+      AppendLower(points, i, &out);
+    } else if (IsLowercase(points[i])) {
+      AppendUpper(points[i], &out);
+    } else {
+      AppendUtf8(points[i], &out);
+    }
+  }
+  return out;
+}
+
+bool IsLowercase(uint32_t cp) {
+  static const CodeSet set = Categories({"Ll"});
+  return Contains(set, cp) || InTable(kLowercaseExtra, cp);
+}
+
+bool IsUppercase(uint32_t cp) {
+  static const CodeSet set = Categories({"Lu"});
+  return Contains(set, cp) || InTable(kUppercaseExtra, cp);
+}
+
+bool IsTitlecase(uint32_t cp) {
+  static const CodeSet set = Categories({"Lt"});
+  return Contains(set, cp);
+}
+
+bool IsAlpha(uint32_t cp) {
+  static const CodeSet set = Categories({"L"});
+  return Contains(set, cp);
+}
+
+bool IsPythonDigit(uint32_t cp) { return Contains(DigitSet(), cp) || InTable(kDigitExtra, cp); }
+bool IsPythonNumeric(uint32_t cp) { return Contains(NumericSet(), cp) || InTable(kNumericExtra, cp); }
+
+bool IsPrintable(uint32_t cp) {
+  static const CodeSet set = Union(Categories({"L", "M", "N", "P", "S"}), {{' ', ' '}});
+  return Contains(set, cp);
+}
+
+bool BeginsIdentifier(uint32_t cp) {
+  static const CodeSet set = Categories({"L", "Nl"});
+  return Contains(set, cp) != InTable(kIdentifierStartFlips, cp);
+}
+
+bool ContinuesIdentifier(uint32_t cp) {
+  static const CodeSet set = Categories({"L", "Nl", "Mn", "Mc", "Nd", "Pc"});
+  return Contains(set, cp) != InTable(kIdentifierFlips, cp);
+}
+
+int DecimalValue(uint32_t cp) {
+  const CodeSet& digits = DigitSet();
+  auto it = std::upper_bound(digits.begin(), digits.end(), cp, [](uint32_t c, const auto& r) { return c < r.first; });
+  if (it == digits.begin() || cp > std::prev(it)->second) return -1;
+  return static_cast<int>((cp - std::prev(it)->first) % 10);  // each script has its ten in a row
 }
 
 std::vector<uint32_t> CaseVariants(uint32_t cp) {
   static const std::unordered_multimap<uint32_t, uint32_t> by_lower = [] {
     std::unordered_multimap<uint32_t, uint32_t> map;
     for (const CaseRun& r : kLowerRuns) {
-      for (uint32_t c = r.first; c <= r.last; c += r.step) map.emplace(static_cast<uint32_t>(static_cast<int32_t>(c) + r.delta), c);
+      for (uint32_t c = r.first; c <= r.last; c += r.step)
+        map.emplace(static_cast<uint32_t>(static_cast<int32_t>(c) + r.delta), c);
     }
     return map;
   }();
   static const std::unordered_multimap<uint32_t, uint32_t> by_upper = [] {
     std::unordered_multimap<uint32_t, uint32_t> map;
     for (const CaseRun& r : kUpperRuns) {
-      for (uint32_t c = r.first; c <= r.last; c += r.step) map.emplace(static_cast<uint32_t>(static_cast<int32_t>(c) + r.delta), c);
+      for (uint32_t c = r.first; c <= r.last; c += r.step)
+        map.emplace(static_cast<uint32_t>(static_cast<int32_t>(c) + r.delta), c);
     }
     return map;
   }();

@@ -27,18 +27,32 @@ const CodeSet& DigitSet();   // \d = Nd
 const CodeSet& NumericSet();      // what Digits splits at
 const CodeSet& PunctuationSet();  // what Punctuation splits at
 
-// Python's str.upper, lower, title and capitalize, up to rules that look at neighbours (final sigma).
+// Python's str.upper, lower, casefold, title, capitalize and swapcase.
 std::string Upper(std::string_view s);
 std::string Lower(std::string_view s);
+std::string CaseFold(std::string_view s);
 std::string Title(std::string_view s);
 std::string Capitalize(std::string_view s);
+std::string SwapCase(std::string_view s);
 uint32_t SimpleLower(uint32_t cp);
 uint32_t SimpleUpper(uint32_t cp);
 // All code points equal to `cp` when case is ignored, itself included.
 std::vector<uint32_t> CaseVariants(uint32_t cp);
 
-// str.isspace of Python (what str.strip() strips).
+// What Python's str methods hold of one character: isspace (what str.strip() strips), islower, isupper, istitle's capitals,
+// isalpha, isdigit, isnumeric, isprintable, and what may begin or continue an identifier.
 bool IsPythonSpace(uint32_t cp);
+bool IsLowercase(uint32_t cp);
+bool IsUppercase(uint32_t cp);
+bool IsTitlecase(uint32_t cp);
+bool IsAlpha(uint32_t cp);
+bool IsPythonDigit(uint32_t cp);
+bool IsPythonNumeric(uint32_t cp);
+bool IsPrintable(uint32_t cp);
+bool BeginsIdentifier(uint32_t cp);
+bool ContinuesIdentifier(uint32_t cp);
+// 0 to 9 of a decimal digit of any script (Nd), else -1.
+int DecimalValue(uint32_t cp);
 
 // Composition and decomposition, canonical (NFC, NFD) and with compatibility characters replaced (NFKC, NFKD).
 std::string ToNfc(std::string_view s);

@@ -2,8 +2,8 @@
 
 The general categories, scripts and white space are asked of the regular-expression engine of `tokenizers` itself (run with
 0.23.3), so that our scanners agree with it whatever Unicode version it has; what Digits, Punctuation and Lowercase take, which
-have versions of their own, is asked of each. Other case mappings, decompositions and combining classes are Python's (3.11,
-Unicode 14), the last two only where `tokenizers` agrees.
+have versions of their own, is asked of each. Other case mappings, the properties that str's methods ask, decompositions and
+combining classes are Python's (3.11, Unicode 14), the last two only where `tokenizers` agrees.
 Usage: python make_unicode_tables.py > text/unicode_tables.inc
 """
 import unicodedata
@@ -58,6 +58,19 @@ def emit(name, kind, rows):
         line += cell
     print(line)
     print("};")
+
+
+def where(holds):
+    """The ranges of the code points for which it holds."""
+    out = []
+    for c in POINTS:
+        if not holds(chr(c)):
+            continue
+        if out and out[-1][1] == c - 1:
+            out[-1] = (out[-1][0], c)
+        else:
+            out.append((c, c))
+    return out
 
 
 def compress(pairs):
@@ -132,6 +145,22 @@ def main():
         else:
             classes.append((c, c, k))
     emit("kCombiningClasses", "CategoryRange", classes)
+    # What Python's str methods ask, as far as the general categories do not say it.
+    category = unicodedata.category
+    emit("kLowercaseExtra", "CodeRange", where(lambda c: c.islower() and category(c) != "Ll"))
+    emit("kUppercaseExtra", "CodeRange", where(lambda c: c.isupper() and category(c) != "Lu"))
+    # A final sigma is one after a cased letter, over what is ignored between them: that is how it is found here.
+    ignored = lambda c: ("A" + c + "\u03a3").lower()[-1] == "\u03c2" != (c + "\u03a3").lower()[-1]
+    emit("kCaseIgnorableExtra", "CodeRange", where(lambda c: ignored(c) and category(c) not in ("Mn", "Me", "Cf", "Lm", "Sk")))
+    letters = ("Lu", "Ll", "Lt", "Lm", "Lo", "Nl")
+    emit("kIdentifierStartFlips", "CodeRange", where(lambda c: c.isidentifier() != (category(c) in letters)))
+    emit("kIdentifierFlips", "CodeRange",
+         where(lambda c: ("a" + c).isidentifier() != (category(c) in (*letters, "Mn", "Mc", "Nd", "Pc"))))
+    emit("kDigitExtra", "CodeRange", where(lambda c: c.isdigit() and category(c) != "Nd"))
+    emit("kNumericExtra", "CodeRange", where(lambda c: c.isnumeric() and category(c) not in ("Nd", "Nl", "No")))
+    folded = [(c, chr(c).casefold()) for c in POINTS if chr(c).casefold() != chr(c).lower()]
+    emit("kFoldRuns", "CaseRun", compress([(c, ord(f) - c) for c, f in folded if len(f) == 1]))
+    emit("kLongFold", "LongCase", [(c, *[ord(x) for x in (f + "\0\0")[:3]]) for c, f in folded if len(f) > 1])
 
 
 main()
