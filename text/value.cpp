@@ -1,10 +1,13 @@
 #include "text/value.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <unordered_map>
 
 #include "common/check.h"
+#include "text/big_integer.h"
 
 namespace temper::text {
 
@@ -27,7 +30,21 @@ Value::Value(Dict v) : data_(std::make_shared<const Dict>(std::move(v))) {}
 Value Value::Tuple(List v) {
   Value out;
   const int d = DepthOf(v);
-  out.data_ = std::make_shared<const TupleData>(TupleData{std::move(v), d});
+  out.data_ = std::make_shared<const TupleData>(TupleData{std::move(v), d, false});
+  return out;
+}
+
+Value Value::Group(Value grouper, Value list) {
+  Value out;
+  List items = {std::move(grouper), std::move(list)};
+  const int d = DepthOf(items);
+  out.data_ = std::make_shared<const TupleData>(TupleData{std::move(items), d, true});
+  return out;
+}
+
+Value Value::Markup(std::string v) {
+  Value out;
+  out.data_ = std::make_shared<const MarkupData>(MarkupData{std::move(v)});
   return out;
 }
 
@@ -45,8 +62,27 @@ Value Value::BigInt(std::string digits) {
 
 Value::Kind Value::kind() const {
   static constexpr Kind kKinds[] = {Kind::kUndefined, Kind::kNone,   Kind::kBool,  Kind::kInt,  Kind::kFloat, Kind::kString,
-                                    Kind::kBigInt,    Kind::kList,   Kind::kTuple, Kind::kDict, Kind::kObject};
+                                    Kind::kBigInt,    Kind::kList,   Kind::kTuple, Kind::kDict, Kind::kObject, Kind::kString};
   return kKinds[data_.index()];
+}
+
+bool Value::is_markup() const { return std::holds_alternative<std::shared_ptr<const MarkupData>>(data_); }
+
+bool Value::is_group() const {
+  auto* tuple = std::get_if<std::shared_ptr<const TupleData>>(&data_);
+  return tuple && (*tuple)->group;
+}
+
+bool Value::Same(const Value& a, const Value& b) {
+  if (a.data_.index() != b.data_.index()) return false;
+  switch (a.kind()) {
+    case Kind::kNone: return true;
+    case Kind::kBool: return a.as_bool() == b.as_bool();
+    // Python keeps one of each small integer.
+    case Kind::kInt: return a.as_int() == b.as_int() && a.as_int() >= -5 && a.as_int() <= 256;
+    case Kind::kFloat: return false;
+    default: return a.data_ == b.data_;  // the same storage
+  }
 }
 
 int Value::depth() const {
@@ -79,6 +115,7 @@ double Value::as_float() const {
 
 const std::string& Value::as_string() const {
   if (auto* big = std::get_if<std::shared_ptr<const BigIntData>>(&data_)) return (*big)->digits;
+  if (auto* markup = std::get_if<std::shared_ptr<const MarkupData>>(&data_)) return (*markup)->text;
   auto* v = std::get_if<std::shared_ptr<const std::string>>(&data_);
   TEMPER_CHECK(v != nullptr);
   return **v;
@@ -129,10 +166,20 @@ std::string KeyTag(const Value& key) {
     case Value::Kind::kBigInt: return "i" + key.as_string();
     case Value::Kind::kFloat: {
       const double v = key.as_float();
-      if (v == std::floor(v) && std::fabs(v) < 9e18) return "i" + std::to_string(static_cast<int64_t>(v));
-      return "f" + std::to_string(v);
+      if (std::isfinite(v) && v == std::floor(v)) return "i" + BigInteger::FromDouble(v).ToString();
+      return "f" + std::to_string(std::bit_cast<uint64_t>(v));
     }
     case Value::Kind::kNone: return "n";
+    case Value::Kind::kUndefined: return "u";
+    case Value::Kind::kTuple: {
+      std::string out = "t";
+      for (const Value& item : key.as_list()) {
+        const std::string tag = KeyTag(item);
+        out += std::to_string(tag.size()) + ":" + tag;
+      }
+      return out;
+    }
+    case Value::Kind::kObject: return "o" + std::to_string(reinterpret_cast<uintptr_t>(key.as_object().get()));
     default: return "?";  // not hashable: the interpreter refuses such keys before
   }
 }

@@ -45,6 +45,10 @@ class Value {
   Value(Dict v);                                                 // NOLINT
   Value(std::shared_ptr<Object> v) : data_(std::move(v)) {}      // NOLINT
   static Value Tuple(List v);
+  // A pair of groupby: a tuple whose items have names too, `grouper` and `list`.
+  static Value Group(Value grouper, Value list);
+  // A text that is escaped already (Python's markupsafe.Markup): a string to all but those who escape.
+  static Value Markup(std::string v);
   // An undefined value that remembers what was missing, for the error of its first use.
   static Value Undefined(std::string what);
   // Decimal digits with an optional '-', beyond int64.
@@ -57,6 +61,9 @@ class Value {
   bool is_int() const { return kind() == Kind::kInt; }
   bool is_float() const { return kind() == Kind::kFloat; }
   bool is_string() const { return kind() == Kind::kString; }
+  bool is_markup() const;
+  bool is_tuple() const { return kind() == Kind::kTuple; }
+  bool is_group() const;
   bool is_list() const { return kind() == Kind::kList; }
   bool is_dict() const { return kind() == Kind::kDict; }
 
@@ -73,6 +80,8 @@ class Value {
   // How many lists, dicts and objects lie within each other here: 0 for a number or a string. Taking a value apart recurses as
   // deep, so whoever builds values in a loop bounds it.
   int depth() const;
+  // Whether both are one stored thing, or values of which there is only one.
+  static bool Same(const Value& a, const Value& b);
 
   // The member `key` of a dict; nullptr when this is no dict or has no such key.
   const Value* Find(std::string_view key) const;
@@ -83,14 +92,16 @@ class Value {
   struct UndefinedData { std::string what; };
   struct BigIntData { std::string digits; };
   struct ListData { List items; int depth; };
-  struct TupleData { List items; int depth; };
+  struct TupleData { List items; int depth; bool group; };
+  struct MarkupData { std::string text; };
   std::variant<std::shared_ptr<const UndefinedData>, std::nullptr_t, bool, int64_t, double, std::shared_ptr<const std::string>,
                std::shared_ptr<const BigIntData>, std::shared_ptr<const ListData>, std::shared_ptr<const TupleData>,
-               std::shared_ptr<const Dict>, std::shared_ptr<Object>>
+               std::shared_ptr<const Dict>, std::shared_ptr<Object>, std::shared_ptr<const MarkupData>>
       data_;
 };
 
-// A dict in order of insertion. Keys are Values (JSON has only strings); 1, 1.0 and true are one key, as in Python.
+// A dict in order of insertion. Keys are Values that Python can hash (JSON has only strings); 1, 1.0 and true are one key, as in
+// Python.
 class Dict {
  public:
   Dict();
