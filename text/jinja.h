@@ -50,8 +50,10 @@ enum class ExprKind : uint8_t {
 
 struct Expr {
   ExprKind kind = ExprKind::kConst;
+  bool escapes = false;  // kConcat: within {% autoescape true %}
+  bool bare = false;     // kBinary: a constant ** something, which Jinja2 writes into its program without brackets: -2 ** n
   int line = 0;
-  int index = -1;  // of the filter or test in the interpreter's table
+  int index = -1;  // of the filter or test in the interpreter's table; -1: Jinja2 has none of that name
   Value value;
   std::string name;
   std::vector<ExprPtr> args;
@@ -69,7 +71,21 @@ struct Target {
 };
 
 enum class StmtKind : uint8_t {
-  kText, kOutput, kFor, kIf, kSet, kSetBlock, kMacro, kCallBlock, kFilterBlock, kWith, kScope, kBreak, kContinue,
+  kText,
+  kOutput,
+  kFor,
+  kIf,
+  kSet,
+  kSetBlock,
+  kMacro,
+  kCallBlock,
+  kFilterBlock,
+  kWith,
+  kScope,
+  kAutoescape,
+  kBlock,
+  kBreak,
+  kContinue,
 };
 
 struct Parameter {
@@ -80,20 +96,28 @@ struct Parameter {
 struct Stmt {
   StmtKind kind = StmtKind::kText;
   int line = 0;
+  bool escapes = false;                     // it stands within {% autoescape true %}
   std::string text;                         // kText; the name of a macro
   ExprPtr expr;                             // kOutput, kFor's iterable, kIf's condition, kSet's value, kCallBlock's call, filter
+  bool constant = false;                    // kOutput: Jinja2 works it out while it compiles
   ExprPtr condition;                        // kFor's `if`
   bool recursive = false;
+  bool scoped = false;                      // kBlock
   Target target;                            // kFor, kSet, kSetBlock
   std::vector<Parameter> parameters;        // kMacro, kCallBlock
   std::vector<std::pair<Target, ExprPtr>> bindings;  // kWith
-  bool uses_varargs = false, uses_kwargs = false, uses_caller = false;  // kMacro: what its body names
+  bool uses_varargs = false, uses_kwargs = false, uses_caller = false;  // kMacro, kCallBlock: what the body names
   Body body, otherwise;
+  std::vector<std::string> unset, unset_otherwise;  // names that the frames of these bodies hide until they set them
 };
 
 struct Template {
   Body body;
+  std::vector<std::string> unset;
 };
+
+// Fills in the `unset` of all frames; see jinja_scopes.cpp. ParseTemplate does it.
+void FindUnset(Template* tmpl);
 
 // Throws TemplateError: syntax, and every construct, filter or test that is not implemented.
 Template ParseTemplate(std::string_view source);
@@ -101,6 +125,8 @@ Template ParseTemplate(std::string_view source);
 // Indices into the interpreter's tables; -1 when there is no such filter or test.
 int FindFilter(std::string_view name);
 int FindTest(std::string_view name);
+// Whether Jinja2 has a filter that is not implemented here.
+bool IsUnsupportedFilter(std::string_view name);
 
 // Throws TemplateError. `now_s`: seconds since the epoch for strftime_now.
 std::string RenderTemplate(const Template& tmpl, const Dict& variables, int64_t now_s);

@@ -1,9 +1,11 @@
-// Filters and tests, by Jinja's names and with its arguments; tojson as Hugging Face defines it.
+// Filters over sequences, mappings and numbers, by Jinja's names and with its arguments; tojson as Hugging Face defines it. Those
+// over texts stand in jinja_text_filters.cpp.
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <optional>
 
+#include "text/big_integer.h"
 #include "text/jinja_runtime.h"
 #include "text/json.h"
 #include "text/unicode.h"
@@ -12,102 +14,121 @@
 namespace temper::text::jinja {
 namespace {
 
-using Filter = Value (*)(Interpreter& in, const Value& v, Arguments& args);
-using Test = bool (*)(Interpreter& in, const Value& v, Arguments& args);
+Value IgnoreCase(const Value& v) { return v.is_string() ? Value(Lower(v.as_string())) : v; }
 
-Value Generator(List items) { return Value(std::shared_ptr<Object>(std::make_shared<GeneratorObject>(std::move(items)))); }
-
-// What sort, unique, min and max compare: the attribute, without case unless asked for.
-Value Key(Interpreter& in, const Value& item, const Value& attribute, bool case_sensitive) {
-  Value key = item;
-  if (attribute.is_int()) key = in.GetItem(item, attribute);
-  if (attribute.is_string()) {
-    const std::string& paths = attribute.as_string();
-    if (paths.find(',') == std::string::npos) {
-      key = in.GetPath(item, paths);
-    } else {
-      List keys;
-      for (size_t at = 0; at <= paths.size();) {
-        const size_t comma = std::min(paths.find(',', at), paths.size());
-        Value one = in.GetPath(item, StripText(std::string_view(paths).substr(at, comma - at), nullptr, true, true));
-        if (!case_sensitive && one.is_string()) one = Value(Lower(one.as_string()));
-        keys.push_back(std::move(one));
-        at = comma + 1;
-      }
-      return Value(std::move(keys));
-    }
-  }
-  return !case_sensitive && key.is_string() ? Value(Lower(key.as_string())) : key;
+// item.attribute as make_attrgetter has it: a path in a text, or one key; none is the item itself. `fallback` (not none) stands
+// for what is missing.
+Value Attribute(Interpreter& in, const Value& item, const Value& attribute, const Value& fallback = Value()) {
+  if (attribute.is_none()) return item;
+  if (attribute.is_string()) return in.GetPath(item, attribute.as_string(), fallback);
+  Value out = in.GetItem(item, attribute);
+  return out.is_undefined() && !fallback.is_undefined() && !fallback.is_none() ? fallback : out;
 }
 
-void SortBy(Interpreter& in, List* items, const std::vector<Value>& keys, bool reverse) {
-  std::vector<size_t> order(items->size());
+// What unique, groupby, min and max compare: the attribute, without case unless asked for.
+Value Key(Interpreter& in, const Value& item, const Value& attribute, bool case_sensitive, const Value& fallback = Value()) {
+  const Value key = Attribute(in, item, attribute, fallback);
+  return case_sensitive ? key : IgnoreCase(key);
+}
+
+// Sorts by the keys as Python does: stable, and nothing is compared where there is one item.
+List SortedBy(Interpreter& in, const List& items, const std::vector<Value>& keys, bool reverse) {
+  std::vector<size_t> order(items.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return reverse ? in.Less(keys[b], keys[a]) : in.Less(keys[a], keys[b]); });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return reverse ? in.Less(keys[b], keys[a]) : in.Less(keys[a], keys[b]); });
   List out;
-  for (size_t i : order) out.push_back((*items)[i]);
-  *items = std::move(out);
+  for (size_t i : order) out.push_back(items[i]);
+  return out;
 }
 
 Value SortFilter(Interpreter& in, const Value& v, Arguments& args) {
   ArgumentReader reader(in, args, "sort");
-  const bool reverse = reader.Flag("reverse", false), case_sensitive = reader.Flag("case_sensitive", false);
+  const bool reverse = reader.IntFlag("reverse", false), case_sensitive = reader.Flag("case_sensitive", false);
   const Value attribute = reader.Or("attribute", nullptr);
   reader.Done();
-  List items = in.Iterate(v);
+  std::vector<Value> attributes = {attribute};
+  if (attribute.is_string()) attributes = in.CallMethod(attribute, "split", {","}).as_list();
+  const List items = in.Iterate(v);
   std::vector<Value> keys;
-  for (const Value& item : items) keys.push_back(Key(in, item, attribute, case_sensitive));
-  SortBy(in, &items, keys, reverse);
-  return Value(std::move(items));
+  for (const Value& item : items) {
+    List key;  // a list even of one: two that miss the attribute are equal, not without order
+    for (const Value& a : attributes) key.push_back(Key(in, item, a, case_sensitive));
+    in.Charge(key.size());
+    keys.emplace_back(std::move(key));
+  }
+  return Value(SortedBy(in, items, keys, reverse));
 }
 
 Value DictSort(Interpreter& in, const Value& v, Arguments& args) {
   ArgumentReader reader(in, args, "dictsort");
   const bool case_sensitive = reader.Flag("case_sensitive", false);
-  const std::string by = reader.Text("by", "key");
-  const bool reverse = reader.Flag("reverse", false);
+  const Value by = reader.Or("by", "key");
+  const bool reverse = reader.IntFlag("reverse", false);
   reader.Done();
+  if (!by.is_string() || (by.as_string() != "key" && by.as_string() != "value"))
+    in.Fail("You can only sort by either \"key\" or \"value\"");
+  if (v.is_undefined()) in.FailUndefined(v);
   if (!v.is_dict()) in.Fail("dictsort needs a dict, not " + Interpreter::TypeName(v));
-  if (by != "key" && by != "value") in.Fail("You can only sort by either \"key\" or \"value\"");
   List items;
   std::vector<Value> keys;
   for (const auto& [key, value] : v.as_dict().items()) {
     items.push_back(Value::Tuple({key, value}));
-    keys.push_back(Key(in, by == "key" ? key : value, nullptr, case_sensitive));
+    keys.push_back(Key(in, by.as_string() == "key" ? key : value, nullptr, case_sensitive));
   }
-  SortBy(in, &items, keys, reverse);
-  return Value(std::move(items));
+  in.Charge(items.size());
+  return Value(SortedBy(in, items, keys, reverse));
 }
 
-Value MinMax(Interpreter& in, const Value& v, Arguments& args, bool max) {
+template <bool max>
+Value MinMax(Interpreter& in, const Value& v, Arguments& args) {
   ArgumentReader reader(in, args, max ? "max" : "min");
   const bool case_sensitive = reader.Flag("case_sensitive", false);
   const Value attribute = reader.Or("attribute", nullptr);
   reader.Done();
-  const List items = in.Iterate(v);
-  if (items.empty()) return Value::Undefined("No aggregated item, sequence was empty.");
-  size_t best = 0;
-  for (size_t i = 1; i < items.size(); ++i) {
-    const Value a = Key(in, items[i], attribute, case_sensitive), b = Key(in, items[best], attribute, case_sensitive);
-    if (max ? in.Less(b, a) : in.Less(a, b)) best = i;
+  const Interpreter::Items items = in.Open(v);
+  Value best, item;
+  if (!items(&best)) return Value::Undefined("No aggregated item, sequence was empty.");
+  Value best_key = Key(in, best, attribute, case_sensitive);
+  while (items(&item)) {
+    Value key = Key(in, item, attribute, case_sensitive);
+    if (!in.Ordered(max ? ">" : "<", key, best_key)) continue;
+    best = std::move(item);
+    best_key = std::move(key);
   }
-  return items[best];
+  return best;
 }
+
+// The items of v, opened when the first is asked for, as in the body of a Python generator.
+class Lazily {
+ public:
+  explicit Lazily(Value v) : value_(std::move(v)) {}
+  bool Next(Interpreter& in, Value* item) {
+    if (!items_) items_ = in.Open(value_);
+    return items_(item);
+  }
+
+ private:
+  Value value_;
+  Interpreter::Items items_;
+};
 
 Value UniqueFilter(Interpreter& in, const Value& v, Arguments& args) {
   ArgumentReader reader(in, args, "unique");
   const bool case_sensitive = reader.Flag("case_sensitive", false);
   const Value attribute = reader.Or("attribute", nullptr);
   reader.Done();
-  List out;
-  std::vector<Value> seen;
-  for (const Value& item : in.Iterate(v)) {
-    const Value key = Key(in, item, attribute, case_sensitive);
-    if (std::any_of(seen.begin(), seen.end(), [&](const Value& s) { return in.Equal(s, key); })) continue;
-    seen.push_back(key);
-    out.push_back(item);
-  }
-  return Generator(std::move(out));
+  return Interpreter::Generator(
+      [source = Lazily(v), attribute, case_sensitive, seen = Dict()](Interpreter& i, Value* item) mutable {
+        while (source.Next(i, item)) {
+          const Value key = Key(i, *item, attribute, case_sensitive);
+          if (i.FindKey(seen, key)) continue;
+          seen.Set(key, nullptr);
+          return true;
+        }
+        return false;
+      },
+      {&v});
 }
 
 Value GroupBy(Interpreter& in, const Value& v, Arguments& args) {
@@ -116,86 +137,137 @@ Value GroupBy(Interpreter& in, const Value& v, Arguments& args) {
   const Value fallback = reader.Or("default", Value());
   const bool case_sensitive = reader.Flag("case_sensitive", false);
   reader.Done();
-  List items = in.Iterate(v);
+  const List items = in.Iterate(v);
   std::vector<Value> keys;
-  std::vector<std::pair<Value, Value>> paired;
-  for (const Value& item : items) {
-    Value key = attribute.is_string() ? in.GetPath(item, attribute.as_string(), fallback) : Key(in, item, attribute, true);
-    if (key.is_undefined() && !fallback.is_undefined() && !fallback.is_none()) key = fallback;
-    keys.push_back(!case_sensitive && key.is_string() ? Value(Lower(key.as_string())) : key);
-    paired.emplace_back(key, item);
+  List numbers;  // the items by their numbers, to find both after sorting
+  for (size_t i = 0; i < items.size(); ++i) {
+    keys.push_back(Key(in, items[i], attribute, case_sensitive, fallback));
+    numbers.emplace_back(static_cast<int64_t>(i));
   }
-  std::vector<size_t> order(items.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return in.Less(keys[a], keys[b]); });
+  const List order = SortedBy(in, numbers, keys, false);
+  auto number = [&](size_t i) { return static_cast<size_t>(order[i].as_int()); };
   List out;
   for (size_t i = 0; i < order.size();) {
     List group;
     size_t end = i;
-    for (; end < order.size() && in.Equal(keys[order[end]], keys[order[i]]); ++end) group.push_back(paired[order[end]].second);
-    out.push_back(Value::Tuple({paired[order[i]].first, Value(std::move(group))}));
+    for (; end < order.size() && in.Equal(keys[number(end)], keys[number(i)]); ++end) group.push_back(items[number(end)]);
+    if (end == i) in.Fail("groupby by something that is not equal to itself is not supported");
+    // The key in the case of the first of the group.
+    const Value grouper = Attribute(in, group[0], attribute, fallback);
+    out.push_back(Value::Group(grouper, Value(std::move(group))));
     i = end;
   }
   return Value(std::move(out));
 }
 
-// What map and select run over: as in Jinja2, something false is nothing, whatever it is.
-List Items(Interpreter& in, const Value& v) { return Interpreter::Truthy(v) ? in.Iterate(v) : List(); }
+// The filter or test of this name, called within map or select.
+int Named(Interpreter& in, const Value& name, bool filter) {
+  const std::string text = in.Str(name);
+  const int found = filter ? FindFilter(text) : FindTest(text);
+  if (filter && IsUnsupportedFilter(text)) in.Fail("the filter '" + text + "' is not supported");
+  if (found < 0) in.Fail(std::string("No ") + (filter ? "filter" : "test") + " named '" + text + "'.");
+  return found;
+}
+
+int DepthOf(const Arguments& args) {
+  int out = 0;
+  for (const Value& v : args.positional) out = std::max(out, v.depth());
+  for (const auto& [name, v] : args.named) out = std::max(out, v.depth());
+  return out;
+}
+
+// A generator that begins, when its first item is asked for, by `prepare`, and only where v is true: so map and select do.
+Value Prepared(Interpreter& in, const Value& v, const Arguments& args,
+               std::function<std::function<bool(Interpreter&, Value*)>(Interpreter&)> prepare) {
+  // What the arguments hold lies as deep in the generator as in a list.
+  if (DepthOf(args) >= kMaxValueDepth) in.Fail("a value nested too deeply");
+  const Value held = Value::Tuple(args.positional);
+  return Interpreter::Generator(
+      [v, prepare = std::move(prepare), next = std::function<bool(Interpreter&, Value*)>()](Interpreter& i, Value* item) mutable {
+        if (!next) {
+          if (!Interpreter::Truthy(v)) return false;
+          next = prepare(i);
+        }
+        return next(i, item);
+      },
+      {&v, &held});
+}
 
 Value MapFilter(Interpreter& in, const Value& v, Arguments& args) {
-  List out;
-  if (args.positional.empty()) {
-    ArgumentReader reader(in, args, "map");
-    const Value attribute = reader.Required("attribute");
-    const Value fallback = reader.Or("default", Value());
-    reader.Done();
-    for (const Value& item : Items(in, v)) {
-      Value found = attribute.is_string() ? in.GetPath(item, attribute.as_string(), fallback) : in.GetItem(item, attribute);
-      out.push_back(found.is_undefined() && !fallback.is_undefined() && !fallback.is_none() ? fallback : found);
+  return Prepared(in, v, args, [v, args](Interpreter& i) -> std::function<bool(Interpreter&, Value*)> {
+    Lazily source(v);
+    const bool by_attribute =
+        std::any_of(args.named.begin(), args.named.end(), [](const auto& n) { return n.first == "attribute"; });
+    if (args.positional.empty() && by_attribute) {
+      ArgumentReader reader(i, args, "map");
+      const Value attribute = reader.Required("attribute");
+      const Value fallback = reader.Or("default", nullptr);
+      reader.Done();
+      return [source, attribute, fallback](Interpreter& interpreter, Value* item) mutable {
+        if (!source.Next(interpreter, item)) return false;
+        *item = Attribute(interpreter, *item, attribute, fallback);
+        return true;
+      };
     }
-    return Generator(std::move(out));
-  }
-  if (!args.positional[0].is_string()) in.Fail("map needs the name of a filter");
-  const std::string name = args.positional[0].as_string();
-  const int filter = FindFilter(name);
-  if (filter < 0) in.Fail("the filter '" + name + "' is not supported");
-  Arguments rest;
-  rest.positional.assign(args.positional.begin() + 1, args.positional.end());
-  rest.named = args.named;
-  for (const Value& item : Items(in, v)) {
-    in.Charge(1);
-    Arguments again = rest;
-    out.push_back(in.ApplyFilter(filter, item, again));
-  }
-  return Generator(std::move(out));
+    if (args.positional.empty()) i.Fail("map requires a filter argument");
+    Arguments rest = args;
+    rest.positional.erase(rest.positional.begin());
+    return [source, name = args.positional[0], rest](Interpreter& interpreter, Value* item) mutable {
+      if (!source.Next(interpreter, item)) return false;
+      interpreter.Charge(rest.positional.size() + rest.named.size());
+      Arguments again = rest;
+      *item = interpreter.ApplyFilter(Named(interpreter, name, /*filter=*/true), *item, again);
+      return true;
+    };
+  });
 }
 
 // select, reject, selectattr, rejectattr.
-Value SelectFilter(Interpreter& in, const Value& v, Arguments& args, bool keep, bool by_attribute) {
-  Arguments rest = args;
-  Value attribute;
-  if (by_attribute) {
-    if (rest.positional.empty()) in.Fail("Missing parameter for attribute name");
-    attribute = rest.positional[0];
-    rest.positional.erase(rest.positional.begin());
+template <bool keep, bool by_attribute>
+Value SelectFilter(Interpreter& in, const Value& v, Arguments& args) {
+  return Prepared(in, v, args, [v, args](Interpreter& i) -> std::function<bool(Interpreter&, Value*)> {
+    Arguments rest = args;
+    auto take = [&rest] {
+      const Value out = rest.positional[0];
+      rest.positional.erase(rest.positional.begin());
+      return out;
+    };
+    if (by_attribute && rest.positional.empty()) i.Fail("Missing parameter for attribute name");
+    const Value attribute = by_attribute ? take() : Value(nullptr);
+    const Value test = rest.positional.empty() ? Value() : take();
+    return [source = Lazily(v), attribute, test, rest](Interpreter& interpreter, Value* item) mutable {
+      while (source.Next(interpreter, item)) {
+        const Value what = Attribute(interpreter, *item, attribute);
+        interpreter.Charge(rest.positional.size() + rest.named.size());
+        Arguments again = rest;
+        const bool yes = test.is_undefined() ? Interpreter::Truthy(what)
+                                             : interpreter.ApplyTest(Named(interpreter, test, /*filter=*/false), what, again);
+        if (yes == keep) return true;
+      }
+      return false;
+    };
+  });
+}
+
+// The same value with the keys of its dicts in order.
+Value WithSortedKeys(Interpreter& in, const Value& v) {
+  if (v.depth() > 500) in.Fail("a value nested too deeply for JSON");
+  in.Charge(1);
+  if (IsSequence(v)) {
+    List out;
+    for (const Value& item : v.as_list()) out.push_back(WithSortedKeys(in, item));
+    return Value(std::move(out));
   }
-  int test = -1;
-  if (!rest.positional.empty()) {
-    if (!rest.positional[0].is_string()) in.Fail("select needs the name of a test");
-    const std::string name = rest.positional[0].as_string();
-    test = FindTest(name);
-    if (test < 0) in.Fail("the test '" + name + "' is not supported");
-    rest.positional.erase(rest.positional.begin());
+  if (!v.is_dict()) return v;
+  List items;
+  std::vector<Value> keys;
+  for (const auto& [key, value] : v.as_dict().items()) {
+    items.push_back(Value::Tuple({key, value}));
+    keys.push_back(key);
   }
-  List out;
-  for (const Value& item : Items(in, v)) {
-    in.Charge(1);
-    const Value what = !by_attribute ? item : attribute.is_string() ? in.GetPath(item, attribute.as_string()) : in.GetItem(item, attribute);
-    Arguments again = rest;
-    const bool yes = test < 0 ? Interpreter::Truthy(what) : in.ApplyTest(test, what, again);
-    if (yes == keep) out.push_back(item);
-  }
-  return Generator(std::move(out));
+  Dict out;
+  for (const Value& pair : SortedBy(in, items, keys, false)) out.Set(pair.as_list()[0], WithSortedKeys(in, pair.as_list()[1]));
+  return Value(std::move(out));
 }
 
 Value ToJson(Interpreter& in, const Value& v, Arguments& args) {
@@ -203,10 +275,12 @@ Value ToJson(Interpreter& in, const Value& v, Arguments& args) {
   JsonStyle style;
   style.ensure_ascii = reader.Flag("ensure_ascii", false);
   const Value indent = reader.Or("indent", nullptr), separators = reader.Or("separators", nullptr);
-  style.sort_keys = reader.Flag("sort_keys", false);
+  const bool sort_keys = reader.Flag("sort_keys", false);
   reader.Done();
-  if (indent.is_int()) {
-    style.indent = static_cast<int>(std::clamp<int64_t>(indent.as_int(), 0, 64));
+  if (indent.is_int() || indent.is_bool()) {
+    const int64_t n = indent.is_int() ? indent.as_int() : indent.as_bool();
+    if (n > 64) in.Fail("tojson with an indent above 64 is not supported");
+    style.indent = static_cast<int>(std::max<int64_t>(n, 0));
   } else if (!indent.is_none()) {
     in.Fail("tojson with an indent of type " + Interpreter::TypeName(indent) + " is not supported");
   }
@@ -217,56 +291,11 @@ Value ToJson(Interpreter& in, const Value& v, Arguments& args) {
     style.item_separator = pair[0].as_string();
     style.key_separator = pair[1].as_string();
   }
-  if (v.kind() == Value::Kind::kObject && dynamic_cast<GeneratorObject*>(v.as_object().get())) {
-    in.Fail("Object of type generator is not JSON serializable");
-  }
-  auto out = DumpJson(v, style);
+  if (v.kind() == Value::Kind::kObject) in.Fail("Object of type " + Interpreter::TypeName(v) + " is not JSON serializable");
+  auto out = DumpJson(sort_keys ? WithSortedKeys(in, v) : v, style);
   if (!out.ok()) in.Fail(out.status().message());
   in.ChargeText(out->size());
   return Value(std::move(out).value());
-}
-
-Value IndentFilter(Interpreter& in, const Value& v, Arguments& args) {
-  ArgumentReader reader(in, args, "indent");
-  const Value width = reader.Or("width", 4);
-  const bool first = reader.Flag("first", false), blank = reader.Flag("blank", false);
-  reader.Done();
-  if (!v.is_string()) in.Fail("indent needs a text, not " + Interpreter::TypeName(v));
-  std::string indention;
-  if (width.is_string()) {
-    indention = width.as_string();
-  } else if (width.is_int()) {
-    const int64_t n = std::max<int64_t>(0, width.as_int());
-    in.ChargeText(static_cast<uint64_t>(n));
-    indention.assign(static_cast<size_t>(n), ' ');
-  } else {
-    in.Fail("indent needs a width");
-  }
-  const std::vector<std::string> lines = SplitLines(in.Str(v) + "\n", false);
-  std::string out = first ? indention : "";
-  for (size_t i = 0; i < lines.size(); ++i) {
-    if (i) out += "\n";
-    if (i && (blank || !lines[i].empty())) out += indention;
-    out += lines[i];
-    in.ChargeText(out.size() > kMaxText ? out.size() : lines[i].size() + indention.size());
-  }
-  return Value(std::move(out));
-}
-
-std::string WithoutUnderscores(const std::string& s) {
-  std::string out = s;
-  out.erase(std::remove(out.begin(), out.end(), '_'), out.end());
-  return out;
-}
-
-// Python's float(str), or nullopt.
-std::optional<double> ParseFloat(const std::string& text) {
-  const std::string s = WithoutUnderscores(StripText(text, nullptr, true, true));
-  if (s.empty() || s.find_first_of("xXpP()") != std::string::npos) return std::nullopt;
-  char* end = nullptr;
-  const double v = std::strtod(s.c_str(), &end);
-  if (end != s.c_str() + s.size()) return std::nullopt;
-  return v;
 }
 
 Value IntFilter(Interpreter& in, const Value& v, Arguments& args) {
@@ -275,164 +304,197 @@ Value IntFilter(Interpreter& in, const Value& v, Arguments& args) {
   const int64_t base = reader.Int("base", 10);
   reader.Done();
   if (v.is_undefined()) in.FailUndefined(v);
-  auto from_double = [&](double d) -> Value {
-    if (std::isnan(d) || std::isinf(d)) return fallback;
-    d = std::trunc(d);
-    if (std::fabs(d) < 9e18) return static_cast<int64_t>(d);
-    in.Fail("an integer beyond 64 bits is not supported");
-  };
   if (v.is_int() || v.kind() == Value::Kind::kBigInt) return v;
   if (v.is_bool()) return static_cast<int64_t>(v.as_bool());
-  if (v.is_float()) return from_double(v.as_float());
+  if (v.is_float()) return std::isnan(v.as_float()) ? fallback : in.ToInteger(v.as_float());
   if (!v.is_string()) return fallback;
-  std::string s = WithoutUnderscores(StripText(v.as_string(), nullptr, true, true));
-  const bool negative = !s.empty() && s[0] == '-';
-  if (!s.empty() && (s[0] == '-' || s[0] == '+')) s.erase(0, 1);
-  if (base >= 2 && base <= 36) {
-    std::string digits = s;
-    if (digits.size() > 2 && digits[0] == '0' && ((base == 16 && (digits[1] | 32) == 'x') || (base == 8 && (digits[1] | 32) == 'o') || (base == 2 && (digits[1] | 32) == 'b'))) {
-      digits.erase(0, 2);
-    }
-    char* end = nullptr;
-    errno = 0;
-    const long long n = std::strtoll(digits.c_str(), &end, static_cast<int>(base));
-    const bool clean = !digits.empty() && std::isalnum(static_cast<unsigned char>(digits[0])) && end == digits.c_str() + digits.size();
-    if (clean && errno == ERANGE) {
-      if (base == 10) {
-        digits.erase(0, std::min(digits.find_first_not_of('0'), digits.size() - 1));
-        return Value::BigInt((negative ? "-" : "") + digits);
-      }
-      in.Fail("an integer beyond 64 bits is not supported");
-    }
-    if (clean) return static_cast<int64_t>(negative ? -n : n);
+  in.ChargeText(v.as_string().size());
+  if (const auto n = ParseInteger(v.as_string(), base)) return *n;
+  const auto d = ParseFloat(v.as_string());
+  return d && std::isfinite(*d) ? in.ToInteger(*d) : fallback;
+}
+
+Value FloatFilter(Interpreter& in, const Value& v, Arguments& args) {
+  ArgumentReader reader(in, args, "float");
+  const Value fallback = reader.Or("default", 0.0);
+  reader.Done();
+  if (v.is_undefined()) in.FailUndefined(v);
+  if (IsNumber(v)) {
+    const double d = Interpreter::ToDouble(v);
+    if (std::isinf(d) && !v.is_float()) in.Fail("int too large to convert to float");
+    return d;
   }
-  if (const auto d = ParseFloat(v.as_string())) return from_double(*d);
-  return fallback;
+  if (!v.is_string()) return fallback;
+  in.ChargeText(v.as_string().size());
+  const auto d = ParseFloat(v.as_string());
+  return d ? Value(*d) : fallback;
+}
+
+// Python's round(float, digits): the exact value to the nearest, ties to even.
+double RoundFloat(double v, int64_t digits) {
+  if (!std::isfinite(v) || v == 0 || digits > 323) return v;
+  if (digits < -308) return std::copysign(0.0, v);
+  char buffer[800];
+  std::snprintf(buffer, sizeof(buffer), "%.25e", v);
+  const int64_t kept = std::atoi(std::strchr(buffer, 'e') + 1) + 1 + digits;  // significant digits that stay
+  if (kept < 0) return std::copysign(0.0, v);
+  if (kept == 0) {  // 0 or one unit, whichever is nearer
+    std::snprintf(buffer, sizeof(buffer), "5e%d", static_cast<int>(-digits - 1));
+    const double half = std::strtod(buffer, nullptr);
+    if (std::fabs(v) <= half) return std::copysign(0.0, v);
+    std::snprintf(buffer, sizeof(buffer), "1e%d", static_cast<int>(-digits));
+    return std::copysign(std::strtod(buffer, nullptr), v);
+  }
+  std::snprintf(buffer, sizeof(buffer), "%.*e", static_cast<int>(std::min<int64_t>(kept - 1, 770)), v);
+  return std::strtod(buffer, nullptr);
 }
 
 Value RoundFilter(Interpreter& in, const Value& v, Arguments& args) {
   ArgumentReader reader(in, args, "round");
-  const int64_t precision = reader.Int("precision", 0);
+  const Value given = reader.Or("precision", 0);
   const std::string method = reader.Text("method", "common");
   reader.Done();
-  if (!v.is_int() && !v.is_float() && !v.is_bool()) in.Fail("round needs a number, not " + Interpreter::TypeName(v));
-  const double d = v.is_float() ? v.as_float() : v.is_int() ? static_cast<double>(v.as_int()) : v.as_bool();
-  if (std::abs(precision) > 300) in.Fail("round with such a precision is not supported");
-  if (method == "ceil" || method == "floor") {
-    const double scale = std::pow(10.0, static_cast<double>(precision));
-    return (method == "ceil" ? std::ceil(d * scale) : std::floor(d * scale)) / scale;
+  if (method != "common" && method != "ceil" && method != "floor") in.Fail("method must be common, ceil or floor");
+  if (v.is_undefined()) in.FailUndefined(v);
+  if (!IsNumber(v)) in.Fail("round needs a number, not " + Interpreter::TypeName(v));
+  if (method != "common") {
+    const Value power = in.Arithmetic("**", 10, given), scaled = in.Arithmetic("*", v, power);
+    if (!scaled.is_float()) return in.Arithmetic("/", scaled, power);
+    return in.Arithmetic("/", in.ToInteger(method == "ceil" ? std::ceil(scaled.as_float()) : std::floor(scaled.as_float())),
+                         power);
   }
-  if (method != "common") in.Fail("method must be common, ceil or floor");
-  if (!v.is_float() && precision >= 0) return v.is_bool() ? Value(static_cast<int64_t>(v.as_bool())) : v;
-  if (precision < 0) {
-    const double scale = std::pow(10.0, static_cast<double>(-precision));
-    const double r = std::nearbyint(d / scale) * scale;
-    return v.is_float() ? Value(r) : Value(static_cast<int64_t>(r));
+  if (given.is_none()) return v.is_float() ? in.ToInteger(std::nearbyint(v.as_float())) : in.Arithmetic("+", 0, v);
+  if (!IsInteger(given)) in.Fail("'" + Interpreter::TypeName(given) + "' object cannot be interpreted as an integer");
+  if (given.kind() == Value::Kind::kBigInt) in.Fail("a precision beyond 64 bits is not supported");
+  const int64_t precision = given.is_bool() ? given.as_bool() : given.as_int();
+  if (v.is_float()) {
+    const double out = RoundFloat(v.as_float(), precision);
+    if (std::isinf(out) && !std::isinf(v.as_float())) in.Fail("rounded value too large to represent");
+    return out;
   }
-  char buffer[700];
-  std::snprintf(buffer, sizeof(buffer), "%.*f", static_cast<int>(precision), d);  // rounds the exact value, ties to even
-  return std::strtod(buffer, nullptr);
+  const Value plain = in.Arithmetic("+", 0, v);
+  if (precision >= 0) return plain;
+  const Value unit = in.Arithmetic("**", 10, -precision);
+  const Value low = in.Arithmetic("//", plain, unit), rest = in.Arithmetic("%", plain, unit), twice = in.Arithmetic("*", 2, rest);
+  const bool odd = in.Equal(in.Arithmetic("%", low, 2), 1);
+  const bool up = in.Less(unit, twice) || (in.Equal(unit, twice) && odd);
+  return in.Arithmetic("*", in.Arithmetic("+", low, up), unit);
 }
 
-std::string Escaped(const std::string& s) {
-  std::string out;
-  for (char c : s) {
-    switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&#34;"; break;
-      case '\'': out += "&#39;"; break;
-      default: out.push_back(c);
-    }
-  }
-  return out;
-}
-
-Value TruncateFilter(Interpreter& in, const Value& v, Arguments& args) {
-  ArgumentReader reader(in, args, "truncate");
-  const int64_t length = reader.Int("length", 255);
-  const bool kill_words = reader.Flag("killwords", false);
-  const std::string end = reader.Text("end", "...");
-  const int64_t leeway = reader.Int("leeway", 5);
+Value SumFilter(Interpreter& in, const Value& v, Arguments& args) {
+  ArgumentReader reader(in, args, "sum");
+  const Value attribute = reader.Or("attribute", nullptr);
+  Value total = reader.Or("start", 0);
   reader.Done();
-  const Value& s = v;
-  const int64_t size = static_cast<int64_t>(in.Length(s)), end_size = static_cast<int64_t>(CodePointCount(end));
-  if (length < end_size) in.Fail("expected length >= " + std::to_string(end_size) + ", got " + std::to_string(length));
-  if (size <= length + leeway) return s;
-  if (!s.is_string()) in.Fail("truncate cannot cut " + Interpreter::TypeName(s));
-  std::string cut = in.Slice(s, nullptr, length - end_size, nullptr).as_string();
-  if (!kill_words) cut = cut.substr(0, cut.rfind(' '));  // npos keeps all
-  return Value(cut + end);
-}
-
-std::string JinjaTitle(const std::string& s) {
-  std::string out;
-  bool start = true;
-  for (uint32_t cp : ToCodePoints(s)) {
-    std::string one;
-    AppendUtf8(cp, &one);
-    out += start ? Upper(one) : Lower(one);
-    start = IsPythonSpace(cp) || cp == '-' || cp == '(' || cp == '{' || cp == '[' || cp == '<';
-  }
-  return out;
+  if (total.is_string()) in.Fail("sum() can't sum strings [use ''.join(seq) instead]");
+  const Interpreter::Items items = in.Open(v);
+  for (Value item; items(&item);) total = in.Arithmetic("+", total, Attribute(in, item, attribute));
+  return total;
 }
 
 Value SliceFilter(Interpreter& in, const Value& v, Arguments& args) {
   ArgumentReader reader(in, args, "slice");
-  const int64_t slices = reader.Int("slices", 0);
+  const int64_t slices = reader.RequiredInt("slices");
   const Value fill = reader.Or("fill_with", nullptr);
   reader.Done();
-  const List items = in.Iterate(v);
-  if (slices <= 0 || slices > 100000) in.Fail("slice needs a positive number of slices");
-  in.Charge(static_cast<size_t>(slices));
-  const int64_t n = static_cast<int64_t>(items.size()), per = n / slices, extra = n % slices;
-  List out;
-  for (int64_t i = 0, at = 0; i < slices; ++i) {
-    List part;
-    const int64_t size = per + (i < extra ? 1 : 0);
-    for (int64_t k = 0; k < size; ++k) part.push_back(items[static_cast<size_t>(at++)]);
-    if (!fill.is_none() && i >= extra) part.push_back(fill);
-    out.push_back(Value(std::move(part)));
-  }
-  return Generator(std::move(out));
+  return Interpreter::Generator(
+      [v, slices, fill, items = List(), number = int64_t{-1}, at = size_t{0}](Interpreter& i, Value* item) mutable {
+        if (number < 0) {
+          items = i.Iterate(v);
+          if (slices == 0) i.Fail("integer division or modulo by zero");
+        }
+        if (++number >= slices) return false;
+        const int64_t n = static_cast<int64_t>(items.size());
+        const bool extra = number < n % slices;
+        List part;
+        i.Charge(20);  // for the list, which may be empty
+        for (int64_t k = 0; k < n / slices + (extra ? 1 : 0); ++k) part.push_back(items[at++]);
+        if (!fill.is_none() && !extra) part.push_back(fill);
+        *item = Value(std::move(part));
+        return true;
+      },
+      {&v, &fill});
 }
 
 Value BatchFilter(Interpreter& in, const Value& v, Arguments& args) {
   ArgumentReader reader(in, args, "batch");
-  const int64_t count = reader.Int("linecount", 0);
+  const int64_t count = reader.RequiredInt("linecount");
   const Value fill = reader.Or("fill_with", nullptr);
   reader.Done();
-  if (count <= 0 || count > 100000) in.Fail("batch needs a positive number of items");
-  List out, part;
-  for (const Value& item : in.Iterate(v)) {
-    if (static_cast<int64_t>(part.size()) == count) out.push_back(Value(std::exchange(part, {})));
-    part.push_back(item);
-  }
-  if (!part.empty()) {
-    in.Charge(static_cast<size_t>(count));
-    while (!fill.is_none() && static_cast<int64_t>(part.size()) < count) part.push_back(fill);
-    out.push_back(Value(std::move(part)));
-  }
-  return Generator(std::move(out));
+  return Interpreter::Generator(
+      [source = Lazily(v), count, fill, part = List(), over = false](Interpreter& i, Value* item) mutable {
+        Value next;
+        while (!over && source.Next(i, &next)) {
+          const bool full = static_cast<int64_t>(part.size()) == count;
+          if (full) *item = Value(std::exchange(part, {}));
+          part.push_back(std::move(next));
+          if (full) return true;
+        }
+        if (std::exchange(over, true) || part.empty()) return false;
+        if (!fill.is_none() && static_cast<int64_t>(part.size()) < count) {
+          i.Charge(static_cast<size_t>(std::min<int64_t>(count, kMaxSteps)) + 1);
+          part.resize(static_cast<size_t>(count), fill);
+        }
+        *item = Value(std::move(part));
+        return true;
+      },
+      {&v, &fill});
 }
 
-// Python's quote; in a query string a space is '+' and '/' is quoted.
-std::string UrlQuote(std::string_view s, bool query) {
-  std::string out;
-  for (char c : s) {
-    const unsigned char b = static_cast<unsigned char>(c);
-    if (query && c == ' ') {
-      out.push_back('+');
-    } else if (std::isalnum(b) || c == '_' || c == '.' || c == '-' || c == '~' || (c == '/' && !query)) {
-      out.push_back(c);
-    } else {
-      char buffer[4];
-      std::snprintf(buffer, sizeof(buffer), "%%%02X", b);
-      out += buffer;
-    }
+Value ReverseFilter(Interpreter& in, const Value& v, Arguments& args) {
+  ArgumentReader(in, args, "reverse").Done();
+  if (v.is_string()) return in.Slice(v, nullptr, nullptr, -1);
+  if (!in.HasLength(v)) {
+    List items = in.Iterate(v);
+    std::reverse(items.begin(), items.end());
+    return Value(std::move(items));
   }
-  return out;
+  const char* const type = v.is_list() ? "list_reverseiterator" : v.is_dict() ? "dict_reversekeyiterator" : "reversed";
+  return Interpreter::Generator(
+      [v, left = in.Length(v)](Interpreter& i, Value* item) mutable {
+        if (left == 0) return false;
+        *item = i.ItemAt(v, --left);
+        return true;
+      },
+      {&v}, type);
+}
+
+Value LastFilter(Interpreter& in, const Value& v, Arguments& args) {
+  ArgumentReader(in, args, "last").Done();
+  if (!in.HasLength(v)) in.Fail("'" + Interpreter::TypeName(v) + "' object is not reversible");
+  const size_t size = in.Length(v);
+  if (size == 0) return Value::Undefined("No last item, sequence was empty.");
+  return v.is_string() ? in.GetItem(v, -1) : in.ItemAt(v, size - 1);
+}
+
+Value ItemsFilter(Interpreter& in, const Value& v, Arguments& args) {
+  ArgumentReader(in, args, "items").Done();
+  return Interpreter::Generator(
+      [v, at = size_t{0}](Interpreter& i, Value* item) mutable {
+        if (v.is_undefined()) return false;
+        if (!v.is_dict()) i.Fail("Can only get item pairs from a mapping.");
+        if (at >= v.as_dict().size()) return false;
+        const auto& [key, value] = v.as_dict().items()[at++];
+        *item = Value::Tuple({key, value});
+        return true;
+      },
+      {&v});
+}
+
+Value DefaultFilter(Interpreter& in, const Value& v, Arguments& args) {
+  ArgumentReader reader(in, args, "default");
+  const Value fallback = reader.Or("default_value", "");
+  const bool boolean = reader.Flag("boolean", false);
+  reader.Done();
+  return v.is_undefined() || (boolean && !Interpreter::Truthy(v)) ? fallback : v;
+}
+
+Value AttrFilter(Interpreter& in, const Value& v, Arguments& args) {
+  ArgumentReader reader(in, args, "attr");
+  const std::string name = reader.RequiredText("name");
+  reader.Done();
+  if (v.is_dict() && !Interpreter::HasMethod(v, name)) return Value::Undefined("'dict object' has no attribute '" + name + "'");
+  return in.GetAttr(v, name);
 }
 
 // Filters without arguments.
@@ -442,308 +504,155 @@ Value Plain(Interpreter& in, const Value& v, Arguments& args) {
   return body(in, v);
 }
 
-struct FilterEntry {
-  const char* name;
-  Filter filter;
-};
-
 const FilterEntry kFilters[] = {
     {"tojson", ToJson},
     {"length", Plain<[](Interpreter& in, const Value& v) -> Value { return static_cast<int64_t>(in.Length(v)); }>},
     {"count", Plain<[](Interpreter& in, const Value& v) -> Value { return static_cast<int64_t>(in.Length(v)); }>},
-    {"default",
-     [](Interpreter& in, const Value& v, Arguments& args) -> Value {
-       ArgumentReader reader(in, args, "default");
-       const Value fallback = reader.Or("default_value", "");
-       const bool boolean = reader.Flag("boolean", false);
-       reader.Done();
-       return v.is_undefined() || (boolean && !Interpreter::Truthy(v)) ? fallback : v;
-     }},
-    {"d", [](Interpreter& in, const Value& v, Arguments& args) -> Value { return in.ApplyFilter(FindFilter("default"), v, args); }},
-    {"trim",
-     [](Interpreter& in, const Value& v, Arguments& args) -> Value {
-       ArgumentReader reader(in, args, "trim");
-       const Value chars = reader.Or("chars", nullptr);
-       reader.Done();
-       const std::string s = in.Str(v);
-       in.ChargeText(s.size());
-       return Value(StripText(s, chars, true, true));
-     }},
-    {"string", Plain<[](Interpreter& in, const Value& v) -> Value { return Value(in.Str(v)); }>},
-    {"safe", Plain<[](Interpreter& in, const Value& v) -> Value { return Value(in.Str(v)); }>},
-    {"e", Plain<[](Interpreter& in, const Value& v) -> Value { return Value(Escaped(in.Str(v))); }>},
-    {"escape", Plain<[](Interpreter& in, const Value& v) -> Value { return Value(Escaped(in.Str(v))); }>},
-    {"forceescape", Plain<[](Interpreter& in, const Value& v) -> Value { return Value(Escaped(in.Str(v))); }>},
-    {"upper", Plain<[](Interpreter& in, const Value& v) -> Value { return Value(Upper(in.Str(v))); }>},
-    {"lower", Plain<[](Interpreter& in, const Value& v) -> Value { return Value(Lower(in.Str(v))); }>},
-    {"title", Plain<[](Interpreter& in, const Value& v) -> Value { return Value(JinjaTitle(in.Str(v))); }>},
-    {"capitalize", Plain<[](Interpreter& in, const Value& v) -> Value { return Value(Capitalize(in.Str(v))); }>},
+    {"default", DefaultFilter},
+    {"d", DefaultFilter},
     {"int", IntFilter},
-    {"float",
-     [](Interpreter& in, const Value& v, Arguments& args) -> Value {
-       ArgumentReader reader(in, args, "float");
-       const Value fallback = reader.Or("default", 0.0);
-       reader.Done();
-       if (v.is_undefined()) in.FailUndefined(v);
-       if (v.is_float()) return v;
-       if (v.is_int()) return static_cast<double>(v.as_int());
-       if (v.is_bool()) return v.as_bool() ? 1.0 : 0.0;
-       if (v.is_string()) {
-         if (const auto d = ParseFloat(v.as_string())) return *d;
-       }
-       return fallback;
-     }},
+    {"float", FloatFilter},
     {"abs", Plain<[](Interpreter& in, const Value& v) -> Value {
+       if (v.is_undefined()) in.FailUndefined(v);
+       if (!IsNumber(v)) in.Fail("bad operand type for abs(): '" + Interpreter::TypeName(v) + "'");
        if (v.is_float()) return std::fabs(v.as_float());
-       return in.Less(v, 0) ? in.Arithmetic("-", 0, v) : in.Arithmetic("+", 0, v);
+       return in.Arithmetic(in.Less(v, 0) ? "-" : "+", 0, v);
      }>},
     {"round", RoundFilter},
     {"first", Plain<[](Interpreter& in, const Value& v) -> Value {
-       const List items = in.Iterate(v);
-       return items.empty() ? Value::Undefined("No first item, sequence was empty.") : items.front();
+       Value item;
+       return in.Open(v)(&item) ? item : Value::Undefined("No first item, sequence was empty.");
      }>},
-    {"last", Plain<[](Interpreter& in, const Value& v) -> Value {
-       const List items = in.Iterate(v);
-       return items.empty() ? Value::Undefined("No last item, sequence was empty.") : items.back();
-     }>},
+    {"last", LastFilter},
     {"list", Plain<[](Interpreter& in, const Value& v) -> Value { return Value(in.Iterate(v)); }>},
-    {"items", Plain<[](Interpreter& in, const Value& v) -> Value {
-       if (v.is_undefined()) return Generator({});
-       if (!v.is_dict()) in.Fail("Can only get item pairs from a mapping.");
-       List out;
-       for (const auto& [key, value] : v.as_dict().items()) out.push_back(Value::Tuple({key, value}));
-       return Generator(std::move(out));
-     }>},
-    {"reverse", Plain<[](Interpreter& in, const Value& v) -> Value {
-       if (v.is_string()) return in.Slice(v, nullptr, nullptr, -1);
-       List items = in.Iterate(v);
-       std::reverse(items.begin(), items.end());
-       return Generator(std::move(items));
-     }>},
-    {"join",
-     [](Interpreter& in, const Value& v, Arguments& args) -> Value {
-       ArgumentReader reader(in, args, "join");
-       const std::string separator = in.Str(reader.Or("d", ""));
-       const Value attribute = reader.Or("attribute", nullptr);
-       reader.Done();
-       std::string out;
-       bool first = true;
-       for (const Value& item : in.Iterate(v)) {
-         if (!first) out += separator;
-         first = false;
-         const std::string text = in.Str(attribute.is_none() ? item : Key(in, item, attribute, true));
-         out += text;
-         in.ChargeText(out.size() > kMaxText ? out.size() : text.size() + separator.size());
-       }
-       return Value(std::move(out));
-     }},
-    {"replace",
-     [](Interpreter& in, const Value& v, Arguments& args) -> Value {
-       ArgumentReader reader(in, args, "replace");
-       const std::string from = in.Str(reader.Required("old")), to = in.Str(reader.Required("new"));
-       const int64_t count = reader.Int("count", -1);
-       reader.Done();
-       return Value(ReplaceText(in, in.Str(v), from, to, count));
-     }},
-    {"indent", IndentFilter},
+    {"items", ItemsFilter},
+    {"reverse", ReverseFilter},
     {"sort", SortFilter},
     {"dictsort", DictSort},
     {"unique", UniqueFilter},
     {"groupby", GroupBy},
-    {"min", [](Interpreter& in, const Value& v, Arguments& args) -> Value { return MinMax(in, v, args, false); }},
-    {"max", [](Interpreter& in, const Value& v, Arguments& args) -> Value { return MinMax(in, v, args, true); }},
-    {"sum",
-     [](Interpreter& in, const Value& v, Arguments& args) -> Value {
-       ArgumentReader reader(in, args, "sum");
-       const Value attribute = reader.Or("attribute", nullptr);
-       Value total = reader.Or("start", 0);
-       reader.Done();
-       for (const Value& item : in.Iterate(v)) total = in.Arithmetic("+", total, attribute.is_none() ? item : Key(in, item, attribute, true));
-       return total;
-     }},
+    {"min", MinMax<false>},
+    {"max", MinMax<true>},
+    {"sum", SumFilter},
     {"map", MapFilter},
-    {"select", [](Interpreter& in, const Value& v, Arguments& args) -> Value { return SelectFilter(in, v, args, true, false); }},
-    {"reject", [](Interpreter& in, const Value& v, Arguments& args) -> Value { return SelectFilter(in, v, args, false, false); }},
-    {"selectattr", [](Interpreter& in, const Value& v, Arguments& args) -> Value { return SelectFilter(in, v, args, true, true); }},
-    {"rejectattr", [](Interpreter& in, const Value& v, Arguments& args) -> Value { return SelectFilter(in, v, args, false, true); }},
-    {"attr",
-     [](Interpreter& in, const Value& v, Arguments& args) -> Value {
-       ArgumentReader reader(in, args, "attr");
-       const std::string name = in.Str(reader.Required("name"));
-       reader.Done();
-       if (v.is_dict() && !Interpreter::HasMethod(v, name)) return Value::Undefined("'dict object' has no attribute '" + name + "'");
-       return in.GetAttr(v, name);
-     }},
+    {"select", SelectFilter<true, false>},
+    {"reject", SelectFilter<false, false>},
+    {"selectattr", SelectFilter<true, true>},
+    {"rejectattr", SelectFilter<false, true>},
+    {"attr", AttrFilter},
     {"batch", BatchFilter},
     {"slice", SliceFilter},
-    {"truncate", TruncateFilter},
-    {"center",
-     [](Interpreter& in, const Value& v, Arguments& args) -> Value {
-       ArgumentReader reader(in, args, "center");
-       Arguments width;
-       width.positional.push_back(reader.Int("width", 80));
-       reader.Done();
-       return in.CallMethod(Value(in.Str(v)), "center", width);
-     }},
-    {"wordcount", Plain<[](Interpreter& in, const Value& v) -> Value {
-       int64_t n = 0;
-       bool inside = false;
-       for (uint32_t cp : ToCodePoints(in.Str(v))) {
-         const bool word = Contains(WordSet(), cp);
-         n += word && !inside;
-         inside = word;
-       }
-       return n;
-     }>},
-    {"format",
-     [](Interpreter& in, const Value& v, Arguments& args) -> Value {
-       if (!args.positional.empty() && !args.named.empty()) in.Fail("can't handle positional and keyword arguments at the same time");
-       Dict named;
-       for (const auto& [name, value] : args.named) named.Set(name, value);
-       return Value(in.FormatPercent(in.Str(v), args.named.empty() ? Value::Tuple(args.positional) : Value(std::move(named))));
-     }},
-    {"urlencode", Plain<[](Interpreter& in, const Value& v) -> Value {
-       if (v.is_string() || (!v.is_dict() && !v.is_list())) return Value(UrlQuote(in.Str(v), false));
-       std::string out;
-       Arguments none;
-       for (const Value& pair : in.Iterate(v.is_dict() ? in.CallMethod(v, "items", none) : v)) {
-         const List items = in.Iterate(pair);
-         if (items.size() != 2) in.Fail("urlencode needs pairs");
-         if (!out.empty()) out += "&";
-         out += UrlQuote(in.Str(items[0]), true) + "=" + UrlQuote(in.Str(items[1]), true);
-       }
-       return Value(std::move(out));
-     }>},
 };
 
-bool IsNumber(const Value& v) { return v.is_int() || v.is_float() || v.is_bool() || v.kind() == Value::Kind::kBigInt; }
+// What stands before the digits of an integer in this base; empty: nothing may.
+bool TakePrefix(std::string* s, int64_t base) {
+  if (s->size() < 2 || (*s)[0] != '0') return false;
+  const char letter = static_cast<char>((*s)[1] | 32);
+  if (letter != (base == 16 ? 'x' : base == 8 ? 'o' : base == 2 ? 'b' : '\0')) return false;
+  s->erase(0, 2);
+  return true;
+}
 
-// The tests `is == 3` and kin.
-template <int kind>
-bool CompareTest(Interpreter& in, const Value& v, Arguments& args) {
-  ArgumentReader reader(in, args, "test");
-  const Value& other = reader.Required("other");
-  reader.Done();
-  switch (kind) {
-    case 0: return in.Equal(v, other);
-    case 1: return !in.Equal(v, other);
-    case 2: return in.Less(v, other);
-    case 3: return !in.Less(other, v);
-    case 4: return in.Less(other, v);
-    default: return !in.Less(v, other);
+// The text without outer white space, decimal digits of every script as ASCII; nullopt where anything else lies beyond ASCII.
+std::optional<std::string> AsciiNumber(const std::string& text) {
+  std::string out;
+  for (uint32_t cp : ToCodePoints(StripText(text, nullptr, true, true))) {
+    const int digit = DecimalValue(cp);
+    if (digit < 0 && (cp >= 0x80 || cp == 0)) return std::nullopt;
+    out.push_back(digit >= 0 ? static_cast<char>('0' + digit) : static_cast<char>(cp));
   }
+  return out;
 }
-
-template <bool (*body)(Interpreter&, const Value&)>
-bool PlainTest(Interpreter& in, const Value& v, Arguments& args) {
-  if (!args.positional.empty() || !args.named.empty()) in.Fail("a test got arguments that it does not take");
-  return body(in, v);
-}
-
-bool Remainder(Interpreter& in, const Value& v, int64_t by, int64_t want) { return in.Equal(in.Arithmetic("%", v, by), want); }
-
-struct TestEntry {
-  const char* name;
-  Test test;
-};
-
-const TestEntry kTests[] = {
-    {"defined", PlainTest<[](Interpreter&, const Value& v) { return !v.is_undefined(); }>},
-    {"undefined", PlainTest<[](Interpreter&, const Value& v) { return v.is_undefined(); }>},
-    {"none", PlainTest<[](Interpreter&, const Value& v) { return v.is_none(); }>},
-    {"boolean", PlainTest<[](Interpreter&, const Value& v) { return v.is_bool(); }>},
-    {"true", PlainTest<[](Interpreter&, const Value& v) { return v.is_bool() && v.as_bool(); }>},
-    {"false", PlainTest<[](Interpreter&, const Value& v) { return v.is_bool() && !v.as_bool(); }>},
-    {"integer", PlainTest<[](Interpreter&, const Value& v) { return v.is_int() || v.kind() == Value::Kind::kBigInt; }>},
-    {"float", PlainTest<[](Interpreter&, const Value& v) { return v.is_float(); }>},
-    {"number", PlainTest<[](Interpreter&, const Value& v) { return IsNumber(v); }>},
-    {"string", PlainTest<[](Interpreter&, const Value& v) { return v.is_string(); }>},
-    {"mapping", PlainTest<[](Interpreter&, const Value& v) { return v.is_dict(); }>},
-    {"sequence", PlainTest<[](Interpreter&, const Value& v) {
-       return v.is_undefined() || v.is_string() || v.is_list() || v.is_dict() || v.kind() == Value::Kind::kTuple;
-     }>},
-    {"iterable", PlainTest<[](Interpreter&, const Value& v) {
-       if (v.kind() == Value::Kind::kObject) return dynamic_cast<GeneratorObject*>(v.as_object().get()) != nullptr;
-       return v.is_undefined() || v.is_string() || v.is_list() || v.is_dict() || v.kind() == Value::Kind::kTuple;
-     }>},
-    {"callable", PlainTest<[](Interpreter&, const Value& v) {
-       if (v.kind() != Value::Kind::kObject) return false;
-       Object* o = v.as_object().get();
-       return dynamic_cast<FunctionObject*>(o) || dynamic_cast<MacroObject*>(o) || dynamic_cast<JoinerObject*>(o) || dynamic_cast<LoopObject*>(o);
-     }>},
-    {"escaped", PlainTest<[](Interpreter&, const Value&) { return false; }>},
-    {"upper", PlainTest<[](Interpreter& in, const Value& v) {
-       Arguments none;
-       return in.CallMethod(Value(in.Str(v)), "isupper", none).as_bool();
-     }>},
-    {"lower", PlainTest<[](Interpreter& in, const Value& v) {
-       Arguments none;
-       return in.CallMethod(Value(in.Str(v)), "islower", none).as_bool();
-     }>},
-    {"odd", PlainTest<[](Interpreter& in, const Value& v) { return Remainder(in, v, 2, 1); }>},
-    {"even", PlainTest<[](Interpreter& in, const Value& v) { return Remainder(in, v, 2, 0); }>},
-    {"divisibleby",
-     [](Interpreter& in, const Value& v, Arguments& args) {
-       ArgumentReader reader(in, args, "divisibleby");
-       const Value& by = reader.Required("num");
-       reader.Done();
-       return in.Equal(in.Arithmetic("%", v, by), 0);
-     }},
-    {"in",
-     [](Interpreter& in, const Value& v, Arguments& args) {
-       ArgumentReader reader(in, args, "in");
-       const Value& container = reader.Required("seq");
-       reader.Done();
-       return in.In(v, container);
-     }},
-    {"sameas",
-     [](Interpreter& in, const Value& v, Arguments& args) {
-       ArgumentReader reader(in, args, "sameas");
-       const Value& other = reader.Required("other");
-       reader.Done();
-       return v.kind() == other.kind() && in.Equal(v, other);
-     }},
-    {"filter",
-     [](Interpreter& in, const Value& v, Arguments& args) {
-       if (!args.positional.empty()) in.Fail("the test filter takes no arguments");
-       return v.is_string() && FindFilter(v.as_string()) >= 0;
-     }},
-    {"test",
-     [](Interpreter& in, const Value& v, Arguments& args) {
-       if (!args.positional.empty()) in.Fail("the test test takes no arguments");
-       return v.is_string() && FindTest(v.as_string()) >= 0;
-     }},
-    {"eq", CompareTest<0>},   {"==", CompareTest<0>}, {"equalto", CompareTest<0>},
-    {"ne", CompareTest<1>},   {"!=", CompareTest<1>},
-    {"lt", CompareTest<2>},   {"<", CompareTest<2>},  {"lessthan", CompareTest<2>},
-    {"le", CompareTest<3>},   {"<=", CompareTest<3>},
-    {"gt", CompareTest<4>},   {">", CompareTest<4>},  {"greaterthan", CompareTest<4>},
-    {"ge", CompareTest<5>},   {">=", CompareTest<5>},
-};
 
 }  // namespace
 
+std::optional<Value> ParseInteger(const std::string& text, int64_t base) {
+  if (base != 0 && (base < 2 || base > 36)) return std::nullopt;
+  std::optional<std::string> number = AsciiNumber(text);
+  if (!number) return std::nullopt;
+  std::string& s = *number;
+  const bool negative = !s.empty() && s[0] == '-';
+  if (!s.empty() && (s[0] == '-' || s[0] == '+')) s.erase(0, 1);
+  bool prefixed = false;
+  for (int64_t b : {16, 8, 2}) {
+    if (!prefixed && (base == 0 || base == b) && TakePrefix(&s, b)) {
+      prefixed = true;
+      base = b;
+    }
+  }
+  const bool literal = base == 0;  // as in a program: no zeros before other digits
+  if (literal) base = 10;
+  std::string digits;
+  for (size_t i = 0; i < s.size(); ++i) {
+    if (s[i] == '_') {  // between digits, or after a prefix
+      if ((i == 0 && !prefixed) || i + 1 == s.size() || s[i + 1] == '_') return std::nullopt;
+      continue;
+    }
+    const char lower = static_cast<char>(s[i] >= 'A' && s[i] <= 'Z' ? s[i] | 32 : s[i]);
+    const int digit = lower >= '0' && lower <= '9' ? lower - '0' : lower >= 'a' && lower <= 'z' ? lower - 'a' + 10 : 99;
+    if (digit >= base) return std::nullopt;
+    digits.push_back(lower);
+  }
+  if (digits.empty()) return std::nullopt;
+  if (literal && digits[0] == '0' && digits.find_first_not_of('0') != std::string::npos) return std::nullopt;
+  if (digits.size() > BigInteger::kMaxDigits) return std::nullopt;  // Python refuses as many decimal digits
+  BigInteger out;
+  if (base == 10) {
+    out = BigInteger::FromDigits(digits);
+  } else {
+    for (char c : digits) out = BigInteger::Add(BigInteger::Multiply(out, base), c <= '9' ? c - '0' : c - 'a' + 10);
+  }
+  if (negative) out = out.Negated();
+  if (const auto small = out.ToInt64()) return Value(*small);
+  return Value::BigInt(out.ToString());
+}
+
+std::optional<double> ParseFloat(const std::string& text) {
+  std::optional<std::string> number = AsciiNumber(text);
+  if (!number) return std::nullopt;
+  std::string s;
+  auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  for (size_t i = 0; i < number->size(); ++i) {
+    const char c = (*number)[i];
+    if (c != '_') {
+      s.push_back(c);
+    } else if (i == 0 || i + 1 == number->size() || !digit((*number)[i - 1]) || !digit((*number)[i + 1])) {
+      return std::nullopt;
+    }
+  }
+  if (s.empty()) return std::nullopt;
+  if (s.find_first_not_of("0123456789+-.eE") != std::string::npos) {
+    const std::string word = Lower(s.substr(s[0] == '-' || s[0] == '+'));
+    const bool negative = s[0] == '-';
+    if (word == "inf" || word == "infinity") return negative ? -HUGE_VAL : HUGE_VAL;
+    if (word == "nan") return std::nan("");
+    return std::nullopt;
+  }
+  char* end = nullptr;
+  const double v = std::strtod(s.c_str(), &end);
+  if (end != s.c_str() + s.size()) return std::nullopt;
+  return v;
+}
+
 int FindFilter(std::string_view name) {
-  for (size_t i = 0; i < std::size(kFilters); ++i) {
-    if (name == kFilters[i].name) return static_cast<int>(i);
+  const int general = static_cast<int>(std::size(kFilters));
+  for (int i = 0; i < general; ++i) {
+    if (name == kFilters[i].name) return i;
+  }
+  for (int i = 0; kTextFilters[i].name; ++i) {
+    if (name == kTextFilters[i].name) return general + i;
   }
   return -1;
 }
 
-int FindTest(std::string_view name) {
-  for (size_t i = 0; i < std::size(kTests); ++i) {
-    if (name == kTests[i].name) return static_cast<int>(i);
-  }
-  return -1;
-}
+// random is another text each time, so no prompt can be held to it; urlize makes links of HTML.
+bool IsUnsupportedFilter(std::string_view name) { return name == "random" || name == "urlize"; }
 
 Value Interpreter::ApplyFilter(int index, const Value& operand, Arguments& args) {
-  return kFilters[static_cast<size_t>(index)].filter(*this, operand, args);
-}
-
-bool Interpreter::ApplyTest(int index, const Value& operand, Arguments& args) {
   Charge(1);
-  return kTests[static_cast<size_t>(index)].test(*this, operand, args);
+  const int general = static_cast<int>(std::size(kFilters));
+  const FilterEntry& entry = index < general ? kFilters[index] : kTextFilters[index - general];
+  return entry.filter(*this, operand, args);
 }
 
 }  // namespace temper::text::jinja

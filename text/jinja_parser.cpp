@@ -1,336 +1,18 @@
-// Source -> tokens -> syntax tree. White space is cut as Jinja does under trim_blocks and lstrip_blocks.
+// Tokens -> syntax tree.
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <set>
 
 #include "text/jinja.h"
-#include "text/unicode.h"
-#include "text/utf8.h"
+#include "text/jinja_lexer.h"
+#include "text/jinja_runtime.h"
 
 namespace temper::text::jinja {
 namespace {
 
 constexpr int kMaxDepth = 150;
 constexpr int kMaxLinks = 1000;
-
-enum class TokenKind : uint8_t { kData, kVariableBegin, kVariableEnd, kBlockBegin, kBlockEnd, kName, kString, kInteger, kFloat, kOperator, kEof };
-
-struct Token {
-  TokenKind kind = TokenKind::kEof;
-  std::string text;
-  int line = 0;
-};
-
-bool IsSpaceAt(std::string_view s, size_t at, size_t* length) {
-  const Utf8Char c = ReadUtf8(s, at);
-  *length = c.length;
-  return c.valid && IsPythonSpace(c.cp);
-}
-
-size_t SkipSpace(std::string_view s, size_t at) {
-  size_t length = 0;
-  while (at < s.size() && IsSpaceAt(s, at, &length)) at += length;
-  return at;
-}
-
-// Python's str.rstrip().
-std::string_view RightStrip(std::string_view s) {
-  while (!s.empty()) {
-    size_t at = s.size() - 1, length = 0;
-    while (at > 0 && (static_cast<uint8_t>(s[at]) & 0xC0) == 0x80) --at;
-    if (!IsSpaceAt(s, at, &length)) break;
-    s = s.substr(0, at);
-  }
-  return s;
-}
-
-bool IsNameByte(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || static_cast<uint8_t>(c) >= 0x80;
-}
-bool IsDigit(char c) { return c >= '0' && c <= '9'; }
-
-class Lexer {
- public:
-  explicit Lexer(std::string_view source) {
-    for (size_t i = 0; i < source.size(); ++i) {  // every kind of newline is one \n
-      if (source[i] == '\r') {
-        src_.push_back('\n');
-        if (i + 1 < source.size() && source[i + 1] == '\n') ++i;
-      } else {
-        src_.push_back(source[i]);
-      }
-    }
-    if (!src_.empty() && src_.back() == '\n') src_.pop_back();
-  }
-
-  std::vector<Token> Run() {
-    while (at_ < src_.size()) Text();
-    Emit(TokenKind::kEof, "");
-    return std::move(tokens_);
-  }
-
- private:
-  [[noreturn]] void Fail(const std::string& what) const { throw TemplateError{what, line_}; }
-  void Emit(TokenKind kind, std::string text) { tokens_.push_back({kind, std::move(text), line_}); }
-  // Moves on and counts lines.
-  void Advance(size_t to) {
-    line_ += static_cast<int>(std::count(src_.begin() + static_cast<long>(at_), src_.begin() + static_cast<long>(to), '\n'));
-    at_ = to;
-    line_starting_ = to > 0 && src_[to - 1] == '\n';
-  }
-  bool At(size_t i, std::string_view what) const { return std::string_view(src_).substr(std::min(i, src_.size()), what.size()) == what; }
-
-  // Text up to the next tag, then the tag.
-  void Text() {
-    size_t tag = at_;
-    while (tag < src_.size() && !(src_[tag] == '{' && tag + 1 < src_.size() && (src_[tag + 1] == '{' || src_[tag + 1] == '%' || src_[tag + 1] == '#'))) {
-      ++tag;
-    }
-    std::string_view text = std::string_view(src_).substr(at_, tag - at_);
-    if (tag >= src_.size()) {
-      if (!text.empty()) Emit(TokenKind::kData, std::string(text));
-      Advance(src_.size());
-      return;
-    }
-    const char kind = src_[tag + 1];
-    const char sign = tag + 2 < src_.size() ? src_[tag + 2] : '\0';
-    if (sign == '-') {
-      text = RightStrip(text);
-    } else if (sign != '+' && kind != '{') {  // lstrip_blocks
-      const size_t newline = text.rfind('\n');
-      const size_t start = newline == std::string_view::npos ? 0 : newline + 1;
-      if ((start > 0 || line_starting_) && SkipSpace(text, start) == text.size()) text = text.substr(0, start);
-    }
-    if (!text.empty()) Emit(TokenKind::kData, std::string(text));
-    Advance(tag + (sign == '-' || sign == '+' ? 3 : 2));
-    if (kind == '#') {
-      Comment();
-    } else if (kind == '%' && Raw()) {
-      return;
-    } else {
-      Emit(kind == '{' ? TokenKind::kVariableBegin : TokenKind::kBlockBegin, "");
-      Expression(kind == '%');
-    }
-  }
-
-  void Comment() {
-    for (size_t i = at_; i < src_.size(); ++i) {
-      if (At(i, "-#}")) return Advance(SkipSpace(src_, i + 3));
-      if (At(i, "+#}")) return Advance(i + 3);
-      if (At(i, "#}")) return Advance(i + 2 + (At(i + 2, "\n") ? 1 : 0));
-    }
-    Fail("a comment has no end");
-  }
-
-  // {% raw %} … {% endraw %}; the opening sign is already read.
-  bool Raw() {
-    size_t i = SkipSpace(src_, at_);
-    if (!At(i, "raw")) return false;
-    i = SkipSpace(src_, i + 3);
-    if (At(i, "-%}")) {
-      i = SkipSpace(src_, i + 3);
-    } else if (At(i, "%}")) {
-      i += 2;
-    } else {
-      return false;
-    }
-    Advance(i);
-    for (size_t tag = at_; tag < src_.size(); ++tag) {
-      if (!At(tag, "{%")) continue;
-      const char sign = tag + 2 < src_.size() ? src_[tag + 2] : '\0';
-      size_t end = SkipSpace(src_, tag + (sign == '-' || sign == '+' ? 3 : 2));
-      if (!At(end, "endraw")) continue;
-      end = SkipSpace(src_, end + 6);
-      if (At(end, "-%}")) {
-        end = SkipSpace(src_, end + 3);
-      } else if (At(end, "+%}")) {
-        end += 3;
-      } else if (At(end, "%}")) {
-        end += 2 + (At(end + 2, "\n") ? 1 : 0);
-      } else {
-        continue;
-      }
-      std::string_view text = std::string_view(src_).substr(at_, tag - at_);
-      if (sign == '-') {
-        text = RightStrip(text);
-      } else if (sign != '+') {
-        const size_t newline = text.rfind('\n');
-        const size_t start = newline == std::string_view::npos ? 0 : newline + 1;
-        if ((start > 0 || line_starting_) && SkipSpace(text, start) == text.size()) text = text.substr(0, start);
-      }
-      if (!text.empty()) Emit(TokenKind::kData, std::string(text));
-      Advance(end);
-      return true;
-    }
-    Fail("a raw block has no end");
-  }
-
-  // The tokens of one tag, up to and including its end.
-  void Expression(bool block) {
-    std::string stack;  // closing brackets that are awaited; within brackets '}}' is no end
-    for (;;) {
-      if (at_ >= src_.size()) Fail("a tag has no end");
-      if (stack.empty()) {
-        if (block && At(at_, "-%}")) return End(TokenKind::kBlockEnd, SkipSpace(src_, at_ + 3));
-        if (block && At(at_, "+%}")) return End(TokenKind::kBlockEnd, at_ + 3);
-        if (block && At(at_, "%}")) return End(TokenKind::kBlockEnd, at_ + 2 + (At(at_ + 2, "\n") ? 1 : 0));
-        if (!block && At(at_, "-}}")) return End(TokenKind::kVariableEnd, SkipSpace(src_, at_ + 3));
-        if (!block && At(at_, "}}")) return End(TokenKind::kVariableEnd, at_ + 2);
-      }
-      size_t length = 0;
-      if (IsSpaceAt(src_, at_, &length)) {
-        Advance(SkipSpace(src_, at_));
-        continue;
-      }
-      const char c = src_[at_];
-      if (IsDigit(c)) {
-        Number();
-      } else if (IsNameByte(c)) {
-        size_t end = at_;
-        while (end < src_.size() && IsNameByte(src_[end])) ++end;
-        Emit(TokenKind::kName, src_.substr(at_, end - at_));
-        Advance(end);
-      } else if (c == '\'' || c == '"') {
-        String(c);
-      } else {
-        Operator(&stack);
-      }
-    }
-  }
-
-  void End(TokenKind kind, size_t to) {
-    Emit(kind, "");
-    Advance(to);
-  }
-
-  size_t Digits(size_t i) const {
-    while (i < src_.size() && (IsDigit(src_[i]) || (src_[i] == '_' && i + 1 < src_.size() && IsDigit(src_[i + 1])))) ++i;
-    return i;
-  }
-
-  void Number() {
-    const bool after_dot = at_ > 0 && src_[at_ - 1] == '.';
-    auto without_underscores = [&](size_t begin, size_t end) {
-      std::string out = src_.substr(begin, end - begin);
-      out.erase(std::remove(out.begin(), out.end(), '_'), out.end());
-      return out;
-    };
-    if (src_[at_] == '0' && at_ + 1 < src_.size() && std::string_view("xXoObB").find(src_[at_ + 1]) != std::string_view::npos) {
-      const int base = (src_[at_ + 1] | 32) == 'x' ? 16 : (src_[at_ + 1] | 32) == 'o' ? 8 : 2;
-      size_t end = at_ + 2;
-      while (end < src_.size() && (std::isxdigit(static_cast<unsigned char>(src_[end])) || src_[end] == '_')) ++end;
-      const std::string digits = without_underscores(at_ + 2, end);
-      int64_t v = 0;
-      auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), v, base);
-      if (error != std::errc() || stop != digits.data() + digits.size()) Fail("a malformed number");
-      Emit(TokenKind::kInteger, std::to_string(v));
-      return Advance(end);
-    }
-    size_t end = Digits(at_);
-    bool is_float = false;
-    if (!after_dot) {
-      if (At(end, ".") && end + 1 < src_.size() && IsDigit(src_[end + 1])) {
-        end = Digits(end + 1);
-        is_float = true;
-      }
-      if (end < src_.size() && (src_[end] | 32) == 'e') {
-        size_t exponent = end + 1;
-        if (At(exponent, "+") || At(exponent, "-")) ++exponent;
-        if (exponent < src_.size() && IsDigit(src_[exponent])) {
-          end = Digits(exponent);
-          is_float = true;
-        }
-      }
-    }
-    const std::string digits = without_underscores(at_, end);
-    if (!is_float && digits.size() > 1 && digits[0] == '0' && digits.find_first_not_of('0') != std::string::npos) Fail("a malformed number");
-    Emit(is_float ? TokenKind::kFloat : TokenKind::kInteger, digits);
-    Advance(end);
-  }
-
-  void String(char quote) {
-    size_t end = at_ + 1;
-    while (end < src_.size() && src_[end] != quote) end += src_[end] == '\\' ? 2 : 1;
-    if (end >= src_.size()) Fail("a string has no end");
-    Emit(TokenKind::kString, Unescape(std::string_view(src_).substr(at_ + 1, end - at_ - 1)));
-    Advance(end + 1);
-  }
-
-  // Python's unicode-escape.
-  std::string Unescape(std::string_view s) const {
-    std::string out;
-    for (size_t i = 0; i < s.size(); ++i) {
-      if (s[i] != '\\' || i + 1 >= s.size()) {
-        out.push_back(s[i]);
-        continue;
-      }
-      const char c = s[++i];
-      auto hex = [&](size_t digits) {
-        uint32_t v = 0;
-        if (i + digits >= s.size()) Fail("a malformed escape in a string");
-        auto [stop, error] = std::from_chars(s.data() + i + 1, s.data() + i + 1 + digits, v, 16);
-        if (error != std::errc() || stop != s.data() + i + 1 + digits) Fail("a malformed escape in a string");
-        if (v > 0x10FFFF || (v >= 0xD800 && v < 0xE000)) Fail("an escape in a string names no character");
-        i += digits;
-        AppendUtf8(v, &out);
-      };
-      switch (c) {
-        case 'n': out.push_back('\n'); break;
-        case 't': out.push_back('\t'); break;
-        case 'r': out.push_back('\r'); break;
-        case 'a': out.push_back('\a'); break;
-        case 'b': out.push_back('\b'); break;
-        case 'f': out.push_back('\f'); break;
-        case 'v': out.push_back('\v'); break;
-        case '\\': case '\'': case '"': out.push_back(c); break;
-        case '\n': break;
-        case 'x': hex(2); break;
-        case 'u': hex(4); break;
-        case 'U': hex(8); break;
-        case 'N': Fail("the escape \\N in a string is not supported");
-        default:
-          if (c >= '0' && c <= '7') {
-            uint32_t v = 0;
-            size_t digits = 0;
-            while (digits < 3 && i + digits < s.size() && s[i + digits] >= '0' && s[i + digits] <= '7') {
-              v = v * 8 + static_cast<uint32_t>(s[i + digits++] - '0');
-            }
-            i += digits - 1;
-            AppendUtf8(v, &out);
-          } else {
-            out.push_back('\\');
-            out.push_back(c);
-          }
-      }
-    }
-    return out;
-  }
-
-  void Operator(std::string* stack) {
-    static constexpr std::string_view kOperators[] = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[",
-                                                      "]",  "(",  ")",  "{",  "}",  ">",  "<", "=", ".", ":", "|", ",", ";"};
-    for (std::string_view op : kOperators) {
-      if (!At(at_, op)) continue;
-      const char c = op[0];
-      if (c == '(' || c == '[' || c == '{') stack->push_back(c == '(' ? ')' : c == '[' ? ']' : '}');
-      if (c == ')' || c == ']' || c == '}') {
-        if (stack->empty() || stack->back() != c) Fail(std::string("unexpected '") + c + "'");
-        stack->pop_back();
-      }
-      Emit(TokenKind::kOperator, std::string(op));
-      return Advance(at_ + op.size());
-    }
-    Fail(std::string("unexpected character '") + src_.substr(at_, ReadUtf8(src_, at_).length) + "'");
-  }
-
-  std::string src_;
-  size_t at_ = 0;
-  int line_ = 1;
-  bool line_starting_ = true;
-  std::vector<Token> tokens_;
-};
 
 class Parser {
  public:
@@ -429,7 +111,10 @@ class Parser {
           Stmt s;
           s.kind = StmtKind::kOutput;
           s.line = line;
+          s.escapes = escapes_;
           s.expr = Tuple();
+          CheckNamed();
+          s.constant = IsConstant(*s.expr);
           if (Now().kind != TokenKind::kVariableEnd) Fail("'}}' is expected, not " + Describe());
           ++at_;
           out.push_back(std::move(s));
@@ -451,6 +136,7 @@ class Parser {
     const std::string name = Now().text;
     Stmt s;
     s.line = Now().line;
+    s.escapes = escapes_;
     if (name == "for") {
       For(&s);
     } else if (name == "if") {
@@ -464,18 +150,25 @@ class Parser {
     } else if (name == "filter") {
       ++at_;
       s.kind = StmtKind::kFilterBlock;
+      const bool soft = std::exchange(soft_, false);
       s.expr = Filters(nullptr, true);
+      CheckNamed();
       ExpectBlockEnd();
       s.body = BodyUpTo("endfilter");
+      soft_ = soft;
     } else if (name == "with") {
       With(&s);
     } else if (name == "generation") {
       ++at_;
       ExpectBlockEnd();
       s.kind = StmtKind::kScope;
-      const int loops = std::exchange(loops_, 0);
-      s.body = BodyUpTo("endgeneration");
-      loops_ = loops;
+      const bool soft = std::exchange(soft_, false);
+      MacroBody(&s, "endgeneration");
+      soft_ = soft;
+    } else if (name == "autoescape") {
+      Autoescape(&s);
+    } else if (name == "block") {
+      Block(&s);
     } else if (name == "break" || name == "continue") {
       if (loops_ == 0) Fail("'" + name + "' outside of a loop");
       ++at_;
@@ -487,9 +180,11 @@ class Parser {
         Stmt one;
         one.kind = StmtKind::kOutput;
         one.line = s.line;
+        one.escapes = escapes_;
         one.expr = Expression();
         out->push_back(std::move(one));
       } while (TakeOp(","));
+      CheckNamed();
       ExpectBlockEnd();
       return;
     } else {
@@ -509,11 +204,16 @@ class Parser {
     ++at_;
     s->kind = StmtKind::kFor;
     s->target = ParseTarget(/*in_for=*/true);
+    if (loop_names_) Fail("the name 'loop' cannot be assigned to within a loop");
     if (!TakeName("in")) Fail("'in' is expected, not " + Describe());
     s->expr = Tuple(/*with_if=*/false, "recursive");
+    CheckNamed();
+    const bool soft = std::exchange(soft_, false);
     if (TakeName("if")) s->condition = Expression();
+    CheckNamed();
     s->recursive = TakeName("recursive");
     ExpectBlockEnd();
+    const int names = std::exchange(loop_names_, 0);
     ++loops_;
     s->body = Statements({"endfor", "else"});
     --loops_;
@@ -521,6 +221,9 @@ class Parser {
       ExpectBlockEnd();
       s->otherwise = Statements({"endfor"});
     }
+    if (loop_names_) Fail("the name 'loop' cannot be assigned to within a loop");
+    loop_names_ = names;
+    soft_ = soft;
     ++at_;
     ExpectBlockEnd();
   }
@@ -529,6 +232,7 @@ class Parser {
     Deeper deeper(this);
     ++at_;
     s->kind = StmtKind::kIf;
+    const bool soft = std::exchange(soft_, true);
     s->expr = Tuple(/*with_if=*/false);
     ExpectBlockEnd();
     s->body = Statements({"elif", "else", "endif"});
@@ -537,12 +241,14 @@ class Parser {
       inner.line = Now().line;
       If(&inner);
       s->otherwise.push_back(std::move(inner));
+      soft_ = soft;
       return;  // the inner one read the endif
     }
     if (TakeName("else")) {
       ExpectBlockEnd();
       s->otherwise = Statements({"endif"});
     }
+    soft_ = soft;
     ++at_;
     ExpectBlockEnd();
   }
@@ -553,19 +259,24 @@ class Parser {
     if (TakeOp("=")) {
       s->kind = StmtKind::kSet;
       s->expr = Tuple();
+      CheckNamed();
       return ExpectBlockEnd();
     }
     s->kind = StmtKind::kSetBlock;
+    const bool soft = std::exchange(soft_, false);
     if (IsOp("|")) s->expr = Filters(nullptr, false);
+    CheckNamed();
     ExpectBlockEnd();
     s->body = BodyUpTo("endset");
+    soft_ = soft;
   }
 
   Target ParseTarget(bool in_for) {
     std::vector<Target> items;
     bool comma = false;
     do {
-      if (!items.empty() && (in_for ? IsName("in") : IsOp("=") || Now().kind == TokenKind::kBlockEnd)) break;  // a comma at the end
+      if (!items.empty() && (in_for ? IsName("in") : IsOp("=") || Now().kind == TokenKind::kBlockEnd))
+        break;  // a comma at the end
       items.push_back(SingleTarget(in_for));
       comma = comma || IsOp(",");
     } while (TakeOp(","));
@@ -592,13 +303,24 @@ class Parser {
     }
     out.name = ExpectName();
     CheckAssignable(out.name);
-    if (!in_for && TakeOp(".")) out.attribute = ExpectName();
+    if (!in_for && TakeOp(".")) {
+      out.attribute = ExpectName();
+    } else {
+      Stored(out.name);
+    }
     return out;
   }
 
   void CheckAssignable(const std::string& name) const {
-    static const std::set<std::string> kReserved = {"true", "false", "none", "True", "False", "None", "not", "and", "or", "in", "is", "if", "else"};
+    static const std::set<std::string> kReserved = {"true", "false", "none", "True", "False", "None", "not",
+                                                    "and",  "or",    "in",   "is",   "if",    "else"};
     if (kReserved.count(name)) Fail("cannot assign to '" + name + "'");
+  }
+
+  // A name that is assigned to is none of the magic ones from there on.
+  void Stored(const std::string& name) {
+    stored_.insert(name);
+    loop_names_ += name == "loop";
   }
 
   // The parameters of a macro or call block: '(' … ')'.
@@ -626,21 +348,67 @@ class Parser {
     s->kind = StmtKind::kMacro;
     s->text = ExpectName();
     CheckAssignable(s->text);
+    const bool soft = std::exchange(soft_, false);
     s->parameters = Parameters();
+    CheckNamed();
     ExpectBlockEnd();
     MacroBody(s, "endmacro");
+    soft_ = soft;
+  }
+
+  // Renders in its place: nothing extends a chat template.
+  void Block(Stmt* s) {
+    ++at_;
+    s->kind = StmtKind::kBlock;
+    s->text = ExpectName();
+    if (!blocks_.insert(s->text).second) Fail("the block '" + s->text + "' is defined twice");
+    s->scoped = TakeName("scoped");
+    if (IsName("required")) Fail("a required block is not supported");
+    ExpectBlockEnd();
+    const int loops = std::exchange(loops_, 0);
+    const bool soft = std::exchange(soft_, false);
+    s->body = Statements({"endblock"});
+    soft_ = soft;
+    loops_ = loops;
+    ++at_;
+    TakeName(s->text);
+    ExpectBlockEnd();
+  }
+
+  void Autoescape(Stmt* s) {
+    ++at_;
+    s->kind = StmtKind::kAutoescape;
+    s->expr = Expression();
+    if (s->expr->kind != ExprKind::kConst) Fail("autoescape by something that is no constant is not supported");
+    ExpectBlockEnd();
+    const bool soft = std::exchange(soft_, false);
+    const Value& on = s->expr->value;
+    const bool escapes = std::exchange(escapes_, Interpreter::Truthy(on));
+    s->body = BodyUpTo("endautoescape");
+    escapes_ = escapes;
+    soft_ = soft;
   }
 
   // Notes which of the magic names the body uses: Jinja accepts surplus arguments only then.
   void MacroBody(Stmt* s, const std::string& end) {
     const int loops = std::exchange(loops_, 0);
-    std::set<std::string> outer = std::exchange(names_, {});
+    std::set<std::string> outer = std::exchange(names_, {}), stored = std::exchange(stored_, {});
     s->body = BodyUpTo(end);
-    s->uses_varargs = names_.count("varargs") > 0;
-    s->uses_kwargs = names_.count("kwargs") > 0;
+    auto parameter = [&](const char* name) {
+      return std::any_of(s->parameters.begin(), s->parameters.end(), [&](const Parameter& p) { return p.name == name; });
+    };
+    s->uses_varargs = names_.count("varargs") > 0 && !parameter("varargs");
+    s->uses_kwargs = names_.count("kwargs") > 0 && !parameter("kwargs");
     s->uses_caller = names_.count("caller") > 0;
+    if (s->uses_caller) {
+      for (const Parameter& p : s->parameters) {
+        if (p.name == "caller" && !p.fallback)
+          throw TemplateError{"the argument 'caller' of a macro must be left out or have a default", s->line};
+      }
+    }
     outer.insert(names_.begin(), names_.end());
     names_ = std::move(outer);
+    stored_ = std::move(stored);
     loops_ = loops;
   }
 
@@ -649,9 +417,12 @@ class Parser {
     s->kind = StmtKind::kCallBlock;
     if (IsOp("(")) s->parameters = Parameters();
     s->expr = Expression();
+    CheckNamed();
     if (s->expr->kind != ExprKind::kCall) Fail("a call is expected in a call block");
     ExpectBlockEnd();
+    const bool soft = std::exchange(soft_, false);
     MacroBody(s, "endcall");
+    soft_ = soft;
   }
 
   void With(Stmt* s) {
@@ -663,8 +434,11 @@ class Parser {
       ExpectOp("=");
       s->bindings.emplace_back(std::move(target), Expression());
     }
+    CheckNamed();
     ExpectBlockEnd();
+    const bool soft = std::exchange(soft_, false);
     s->body = BodyUpTo("endwith");
+    soft_ = soft;
   }
 
   // ---- expressions, in Jinja's order of binding
@@ -673,7 +447,23 @@ class Parser {
     return with_if ? Conditional() : Or();
   }
 
+  // Filters and tests that Jinja2 does not know fail where they are called when they stand in a branch, elsewhere at load.
+  void CheckNamed() {
+    if (!unknown_.empty()) throw unknown_[0];
+  }
+
+  static bool IsConstant(const Expr& e) {
+    static const std::set<std::string> kOfContext = {"map", "select", "reject", "selectattr", "rejectattr"};
+    if (e.kind == ExprKind::kName || e.kind == ExprKind::kCall || e.star || e.dstar) return false;
+    if (e.kind == ExprKind::kFilter && kOfContext.count(e.name)) return false;
+    for (const auto& a : e.args) {
+      if (a && !IsConstant(*a)) return false;
+    }
+    return std::all_of(e.kwargs.begin(), e.kwargs.end(), [](const auto& k) { return IsConstant(*k.second); });
+  }
+
   ExprPtr Conditional() {
+    const size_t unknown = unknown_.size();
     ExprPtr left = Or();
     while (IsName("if")) {
       ExprPtr e = Make(ExprKind::kIf);
@@ -688,6 +478,7 @@ class Parser {
         e->args.push_back(nullptr);
       }
       left = std::move(e);
+      unknown_.erase(unknown_.begin() + static_cast<long>(unknown), unknown_.end());
     }
     return left;
   }
@@ -781,11 +572,19 @@ class Parser {
     ExprPtr e = Make(ExprKind::kConcat);
     e->args.push_back(std::move(first));
     while (TakeOp("~")) e->args.push_back(Product());
+    e->escapes = escapes_ && !IsConstant(*e);  // what Jinja2 joins while it compiles is plain text
     return e;
   }
 
   ExprPtr Product() { return Binary({"*", "/", "//", "%"}, &Parser::Power); }
-  ExprPtr Power() { return Binary({"**"}, &Parser::UnaryWithFilter); }
+  ExprPtr Power() {
+    ExprPtr e = Binary({"**"}, &Parser::UnaryWithFilter);
+    for (Expr* at = e.get(); at->kind == ExprKind::kBinary && at->name == "**"; at = at->args[0].get()) {
+      at->bare = IsConstant(*at->args[0]) && !IsConstant(*at->args[1]);
+      if (at->bare) break;
+    }
+    return e;
+  }
   ExprPtr UnaryWithFilter() { return Unary(true); }
 
   ExprPtr Unary(bool with_filter) {
@@ -822,7 +621,8 @@ class Parser {
         } else {
           e = Make(ExprKind::kName);
           e->name = t.text;
-          names_.insert(t.text);
+          if (t.text == "self") Fail("'self' is not supported");
+          if (!stored_.count(t.text)) names_.insert(t.text);
         }
         ++at_;
         return e;
@@ -882,7 +682,8 @@ class Parser {
   }
 
   bool TupleEnds(const std::string& extra) const {
-    return Now().kind == TokenKind::kVariableEnd || Now().kind == TokenKind::kBlockEnd || IsOp(")") || (!extra.empty() && IsName(extra));
+    return Now().kind == TokenKind::kVariableEnd || Now().kind == TokenKind::kBlockEnd || IsOp(")") ||
+           (!extra.empty() && IsName(extra));
   }
 
   // An expression, or a tuple when commas follow.
@@ -993,6 +794,7 @@ class Parser {
         if (e->dstar) Fail("two starred arguments");
         e->dstar = Expression();
       } else if (Now().kind == TokenKind::kName && Next().kind == TokenKind::kOperator && Next().text == "=") {
+        if (e->dstar) Fail("a named argument after '**'");
         std::string name = Take().text;
         ++at_;
         e->kwargs.emplace_back(std::move(name), Expression());
@@ -1021,7 +823,8 @@ class Parser {
       e->name = ExpectName();
       while (TakeOp(".")) e->name += "." + ExpectName();
       e->index = FindFilter(e->name);
-      if (e->index < 0) throw TemplateError{"the filter '" + e->name + "' is not supported", e->line};
+      if (IsUnsupportedFilter(e->name)) throw TemplateError{"the filter '" + e->name + "' is not supported", e->line};
+      if (e->index < 0 && !soft_) unknown_.push_back({"there is no filter '" + e->name + "' in Jinja2", e->line});
       e->args.push_back(std::move(operand));
       if (IsOp("(")) Arguments(e.get());
       operand = std::move(e);
@@ -1036,10 +839,10 @@ class Parser {
     e->name = ExpectName();
     while (TakeOp(".")) e->name += "." + ExpectName();
     e->index = FindTest(e->name);
-    if (e->index < 0) throw TemplateError{"the test '" + e->name + "' is not supported", e->line};
+    if (e->index < 0 && !soft_) unknown_.push_back({"there is no test '" + e->name + "' in Jinja2", e->line});
     e->args.push_back(std::move(operand));
-    const bool argument = Now().kind == TokenKind::kString || Now().kind == TokenKind::kInteger || Now().kind == TokenKind::kFloat ||
-                          IsOp("[") || IsOp("{") ||
+    const bool argument = Now().kind == TokenKind::kString || Now().kind == TokenKind::kInteger ||
+                          Now().kind == TokenKind::kFloat || IsOp("[") || IsOp("{") ||
                           (Now().kind == TokenKind::kName && !IsName("else") && !IsName("or") && !IsName("and"));
     if (IsOp("(")) {
       Arguments(e.get());
@@ -1059,11 +862,21 @@ class Parser {
   int depth_ = 0;
   int loops_ = 0;
   int links_ = 0;
-  std::set<std::string> names_;  // names read so far within the innermost macro
+  bool soft_ = false;     // in a branch: what Jinja2 compiles there may name filters that it does not know
+  bool escapes_ = false;  // within {% autoescape true %}
+  int loop_names_ = 0;    // assignments to `loop` within the innermost loop
+  std::vector<TemplateError> unknown_;
+  std::set<std::string> blocks_;
+  std::set<std::string> names_;   // names read so far within the innermost macro that it did not assign to before
+  std::set<std::string> stored_;
 };
 
 }  // namespace
 
-Template ParseTemplate(std::string_view source) { return Parser(Lexer(source).Run()).Run(); }
+Template ParseTemplate(std::string_view source) {
+  Template out = Parser(Tokens(source)).Run();
+  FindUnset(&out);
+  return out;
+}
 
 }  // namespace temper::text::jinja

@@ -1,7 +1,10 @@
 // Statements and expressions.
 #include "text/jinja_runtime.h"
 
+#include <algorithm>
+#include <cmath>
 #include <ctime>
+#include <optional>
 
 #include "text/json.h"
 #include "text/utf8.h"
@@ -17,7 +20,8 @@ Interpreter::~Interpreter() {
 
 std::string Interpreter::Run(const Template& tmpl) {
   std::string out;
-  Exec(tmpl.body, std::make_shared<Scope>(nullptr), &out);
+  root_ = std::make_shared<Scope>(nullptr, &tmpl.unset);
+  Exec(tmpl.body, root_, &out);
   return out;
 }
 
@@ -25,8 +29,9 @@ void Interpreter::FailUndefined(const Value& v) const {
   Fail(v.undefined_what().empty() ? "use of an undefined value" : v.undefined_what());
 }
 
-Value Interpreter::Function(std::function<Value(Interpreter&, Arguments&)> call) const {
+Value Interpreter::Function(std::function<Value(Interpreter&, Arguments&)> call, const char* type) const {
   auto f = std::make_shared<FunctionObject>();
+  f->type = type;
   f->call = std::move(call);
   return Value(std::shared_ptr<Object>(std::move(f)));
 }
@@ -40,47 +45,64 @@ void Interpreter::DefineGlobals() {
   }));
   globals_.emplace_back("strftime_now", Function([](Interpreter& in, Arguments& args) -> Value {
     ArgumentReader reader(in, args, "strftime_now");
-    const std::string format = reader.Text("format", "");
+    const std::string given = reader.RequiredText("format");
     reader.Done();
+    std::string format;
+    for (size_t i = 0; i < given.size(); ++i) {
+      if (given[i] == '%' && i + 1 < given.size()) {
+        // The clock is read in whole seconds.
+        format += given[i + 1] == 'f' ? "000000" : given.substr(i, 2);
+        ++i;
+      } else {
+        format.push_back(given[i]);
+      }
+    }
     if (format.empty()) return "";
     const std::time_t now = static_cast<std::time_t>(in.now_s());
     std::tm tm{};
     localtime_r(&now, &tm);
+    tm.tm_isdst = -1;  // Python's datetime.now() knows of no zone: %z and %Z are empty
+    tm.tm_zone = "";
+    in.ChargeText(format.size() * 32);
     std::string out(format.size() * 32 + 256, '\0');
     out.resize(std::strftime(out.data(), out.size(), format.c_str(), &tm));
     return Value(ToValidUtf8(out));
   }));
   globals_.emplace_back("range", Function([](Interpreter& in, Arguments& args) -> Value {
     ArgumentReader reader(in, args, "range");
-    const Value &first = reader.Required(""), *second = reader.Next(""), *third = reader.Next("");
+    const Value *first = &reader.Required(""), *second = reader.Next(""), *third = reader.Next("");
     reader.Done();
     auto number = [&](const Value& v) {
       if (v.is_bool()) return static_cast<int64_t>(v.as_bool());
-      if (!v.is_int()) in.Fail("range needs integers, not " + TypeName(v));
+      if (!v.is_int()) in.Fail("range needs integers of 64 bits, not " + TypeName(v));
       return v.as_int();
     };
-    const int64_t start = second ? number(first) : 0, stop = second ? number(*second) : number(first), step = third ? number(*third) : 1;
-    if (step == 0) in.Fail("range() arg 3 must not be zero");
-    List out;
-    const __int128 end = stop;
-    for (__int128 i = start; step > 0 ? i < end : i > end; i += step) {
-      if (out.size() >= 100000) in.Fail("a range above 100000 items");
-      out.push_back(static_cast<int64_t>(i));
-    }
-    in.Charge(out.size());
-    return Value(std::move(out));
+    auto range = std::make_shared<RangeObject>();
+    range->start = second ? number(*first) : 0;
+    range->stop = second ? number(*second) : number(*first);
+    range->step = third ? number(*third) : 1;
+    if (range->step == 0) in.Fail("range() arg 3 must not be zero");
+    const __int128 span =
+        range->step > 0 ? static_cast<__int128>(range->stop) - range->start : static_cast<__int128>(range->start) - range->stop;
+    const __int128 step = range->step > 0 ? static_cast<__int128>(range->step) : -static_cast<__int128>(range->step);
+    const __int128 length = span > 0 ? (span - 1) / step + 1 : 0;
+    if (length > 100000) in.Fail("Range too big. The sandbox blocks ranges larger than MAX_RANGE (100000).");
+    range->length = static_cast<size_t>(length);
+    return Value(std::shared_ptr<Object>(std::move(range)));
   }));
   auto dict_of = [](Interpreter& in, Arguments& args, const char* what) {
     Dict out;
     if (args.positional.size() > 1) in.Fail(std::string(what) + " takes at most one positional argument");
     if (!args.positional.empty()) {
       const Value& from = args.positional[0];
+      if (from.is_undefined()) in.FailUndefined(from);
       if (from.is_dict()) {
         out = from.as_dict();
       } else {
         for (const Value& pair : in.Iterate(from)) {
           const List items = in.Iterate(pair);
           if (items.size() != 2) in.Fail(std::string(what) + " needs pairs");
+          in.CheckHashable(items[0]);
           out.Set(items[0], items[1]);
         }
       }
@@ -88,33 +110,32 @@ void Interpreter::DefineGlobals() {
     for (auto& [name, value] : args.named) out.Set(name, std::move(value));
     return out;
   };
-  globals_.emplace_back("dict", Function([dict_of](Interpreter& in, Arguments& args) -> Value { return dict_of(in, args, "dict"); }));
+  globals_.emplace_back(
+      "dict", Function([dict_of](Interpreter& in, Arguments& args) -> Value { return dict_of(in, args, "dict"); }, "type"));
   globals_.emplace_back("namespace", Function([dict_of](Interpreter& in, Arguments& args) -> Value {
     auto ns = std::make_shared<NamespaceObject>();
     const Dict from = dict_of(in, args, "namespace");
     for (const auto& [key, value] : from.items()) {
-      if (key.is_string() && !key.as_string().empty() && key.as_string()[0] == '_') {
-        in.Fail("a namespace cannot hold the underscore-prefixed attribute '" + key.as_string() + "'");
-      }
-      ns->attributes.emplace_back(in.Str(key), value);
+      if (!key.is_string()) in.Fail("a namespace with a key of type " + TypeName(key) + " is not supported");
+      ns->attributes.emplace_back(key.as_string(), value);
     }
     in.namespaces_.push_back(ns);
     return Value(std::shared_ptr<Object>(ns));
-  }));
+  }, "type"));
   globals_.emplace_back("cycler", Function([](Interpreter& in, Arguments& args) -> Value {
     auto cycler = std::make_shared<CyclerObject>();
     cycler->items = std::move(args.positional);
     cycler->depth = Value(cycler->items).depth();
     if (cycler->items.empty() || !args.named.empty()) in.Fail("cycler needs positional arguments");
     return Value(std::shared_ptr<Object>(std::move(cycler)));
-  }));
+  }, "type"));
   globals_.emplace_back("joiner", Function([](Interpreter& in, Arguments& args) -> Value {
     ArgumentReader reader(in, args, "joiner");
     auto joiner = std::make_shared<JoinerObject>();
     joiner->separator = reader.Text("sep", ", ");
     reader.Done();
     return Value(std::shared_ptr<Object>(std::move(joiner)));
-  }));
+  }, "type"));
 }
 
 void Interpreter::Append(const Value& v, std::string* out) {
@@ -145,16 +166,32 @@ Interpreter::Flow Interpreter::Exec(const Stmt& s, const ScopePtr& scope, std::s
       out->append(s.text);
       break;
     }
-    case StmtKind::kOutput: Append(Eval(*s.expr, scope), out); break;
+    case StmtKind::kOutput: {
+      // What Jinja2 works out while it compiles may slice anything, and gets what is undefined; where that fails it is tried
+      // again while rendering.
+      Value value;
+      try {
+        constant_ = s.constant;
+        value = Eval(*s.expr, scope);
+        constant_ = false;
+      } catch (const TemplateError& e) {
+        if (!std::exchange(constant_, false) || e.limit) throw;
+        value = Eval(*s.expr, scope);
+      }
+      Append(s.escapes ? Escape(value) : value, out);
+      break;
+    }
     case StmtKind::kIf: return Exec(Truthy(Eval(*s.expr, scope)) ? s.body : s.otherwise, scope, out);
     case StmtKind::kFor: return For(s, Eval(*s.expr, scope), scope, 0, out);
     case StmtKind::kSet: Assign(s.target, Eval(*s.expr, scope), scope); break;
     case StmtKind::kSetBlock: {
       std::string text;
       // A `break` leaves the block, and the loop around it, without its text.
-      if (const Flow flow = Exec(s.body, std::make_shared<Scope>(scope), &text); flow != Flow::kNext) return flow;
-      Value value(std::move(text));
-      if (s.expr) value = FilterText(*s.expr, std::move(value), scope);
+      auto inner = std::make_shared<Scope>(scope, &s.unset);
+      if (const Flow flow = Exec(s.body, inner, &text); flow != Flow::kNext) return flow;
+      Value value = s.escapes && s.expr ? Value::Markup(std::move(text)) : Value(std::move(text));
+      if (s.expr) value = FilterText(*s.expr, std::move(value), inner);  // the filter's arguments see what the body set
+      if (autoescape_ && !value.is_markup()) value = Value::Markup(Str(value));
       Assign(s.target, value, scope);
       break;
     }
@@ -176,22 +213,47 @@ Interpreter::Flow Interpreter::Exec(const Stmt& s, const ScopePtr& scope, std::s
       const Expr& call = *s.expr;
       const Value callee = Eval(*call.args[0], scope);
       Arguments args = EvalArguments(call, 1, scope);
+      for (const auto& [name, unused] : args.named) {
+        if (name == "caller") Fail("a call block gives 'caller' itself");
+      }
       args.named.emplace_back("caller", Value(std::shared_ptr<Object>(std::move(caller))));
       Append(CallValue(callee, args), out);
       break;
     }
     case StmtKind::kFilterBlock: {
       std::string text;
-      if (const Flow flow = Exec(s.body, std::make_shared<Scope>(scope), &text); flow != Flow::kNext) return flow;
-      Append(FilterText(*s.expr, Value(std::move(text)), scope), out);
+      auto inner = std::make_shared<Scope>(scope, &s.unset);
+      if (const Flow flow = Exec(s.body, inner, &text); flow != Flow::kNext) return flow;
+      Append(FilterText(*s.expr, s.escapes ? Value::Markup(std::move(text)) : Value(std::move(text)), inner), out);
       break;
     }
     case StmtKind::kWith: {
-      auto inner = std::make_shared<Scope>(scope);
+      auto inner = std::make_shared<Scope>(scope, &s.unset);
       for (const auto& [target, expr] : s.bindings) Assign(target, Eval(*expr, scope), inner);
       return Exec(s.body, inner, out);
     }
-    case StmtKind::kScope: Exec(s.body, std::make_shared<Scope>(scope), out); break;
+    case StmtKind::kScope: {  // the body of a macro that is called without arguments
+      auto inner = std::make_shared<Scope>(scope, &s.unset);
+      if (s.uses_varargs) inner->Set("varargs", Value::Tuple({}));
+      if (s.uses_kwargs) inner->Set("kwargs", Value(Dict()));
+      if (s.uses_caller) inner->Set("caller", Value::Undefined("No caller defined"));
+      Exec(s.body, inner, out);
+      break;
+    }
+    case StmtKind::kAutoescape: {
+      const bool before = std::exchange(autoescape_, Truthy(Eval(*s.expr, scope)));
+      const Flow flow = Exec(s.body, std::make_shared<Scope>(scope, &s.unset), out);
+      if (flow != Flow::kNext) return flow;  // as in Jinja2, who leaves by `break` leaves the switch as it is
+      autoescape_ = before;
+      break;
+    }
+    case StmtKind::kBlock: {
+      // A block sees what is set outside of all other statements, and where it is scoped what stands around it.
+      auto inner = std::make_shared<Scope>(s.scoped ? scope : root_, &s.unset);
+      inner->block = true;
+      Exec(s.body, inner, out);
+      break;
+    }
     case StmtKind::kBreak: return Flow::kBreak;
     case StmtKind::kContinue: return Flow::kContinue;
   }
@@ -200,53 +262,61 @@ Interpreter::Flow Interpreter::Exec(const Stmt& s, const ScopePtr& scope, std::s
 
 Interpreter::Flow Interpreter::For(const Stmt& s, const Value& iterable, const ScopePtr& scope, int depth, std::string* out) {
   if (depth > kMaxCalls) Fail("a recursive loop is too deep");
-  List items = Iterate(iterable);
+  List items;
   auto loop = std::make_shared<LoopObject>();
-  List source;
-  size_t asked = 0;
-  if (s.condition) {
-    // As in Jinja2 the condition is asked when the loop comes to an item: it sees what the turns before set in a namespace.
-    source.swap(items);
+  Items source;
+  if (s.condition || As<GeneratorObject>(iterable)) {
+    // As in Jinja2 an item is made, and the condition asked, when the loop comes to it: it sees what the turns before set in a
+    // namespace.
+    source = Open(iterable);
     loop->more = [&] {
-      while (asked < source.size()) {
-        Value& item = source[asked++];
-        auto inner = std::make_shared<Scope>(scope);
-        Assign(s.target, item, inner);
-        if (!Truthy(Eval(*s.condition, inner))) continue;
+      for (Value item; source(&item);) {
+        if (s.condition) {
+          auto inner = std::make_shared<Scope>(scope);
+          Assign(s.target, item, inner);
+          if (!Truthy(Eval(*s.condition, inner))) continue;
+        }
         items.push_back(std::move(item));
         return true;
       }
       return false;
     };
+  } else {
+    items = Iterate(iterable);
   }
   loop->items = &items;
   loop->length = items.size();
   loop->depth0 = depth;
   loop->stmt = &s;
   loop->outer = scope;
+  // However the loop ends, a template that kept its object finds it ended, and what the object holds (itself, perhaps) is let go.
+  const std::shared_ptr<void> at_end(nullptr, [&](void*) {
+    loop->length = items.size();
+    loop->items = nullptr;
+    loop->more = nullptr;
+    loop->outer = nullptr;
+    loop->changed_value = Value();
+  });
   const Value loop_value{std::shared_ptr<Object>(loop)};
   bool whole = false;  // a turn came to the end of its body
   for (size_t i = 0; i < items.size() || (loop->more && loop->more()); ++i) {
     Charge(1);
     loop->index0 = i;
-    auto inner = std::make_shared<Scope>(scope);
+    auto inner = std::make_shared<Scope>(scope, &s.unset);
     inner->Set("loop", loop_value);
     Assign(s.target, items[i], inner);
     const Flow flow = Exec(s.body, inner, out);
     if (flow == Flow::kBreak) break;
     whole = whole || flow == Flow::kNext;
   }
-  loop->length = items.size();
-  loop->items = nullptr;  // a template that kept the loop object finds it ended
-  loop->more = nullptr;
-  loop->outer = nullptr;
   // A `break` in what is done otherwise leaves the loop around this one.
-  return whole ? Flow::kNext : Exec(s.otherwise, std::make_shared<Scope>(scope), out);
+  return whole ? Flow::kNext : Exec(s.otherwise, std::make_shared<Scope>(scope, &s.unset_otherwise), out);
 }
 
 void Interpreter::Assign(const Target& target, const Value& value, const ScopePtr& scope) {
   CheckDepth(value);
   if (target.is_tuple) {
+    if (!HasLength(value) && !As<GeneratorObject>(value)) Fail("cannot unpack non-iterable " + TypeName(value) + " object");
     const List items = Iterate(value);
     if (items.size() != target.items.size()) {
       Fail("cannot unpack " + std::to_string(items.size()) + " values into " + std::to_string(target.items.size()) + " names");
@@ -258,7 +328,6 @@ void Interpreter::Assign(const Target& target, const Value& value, const ScopePt
   const Value object = Name(target.name, scope);
   auto ns = object.kind() == Value::Kind::kObject ? std::dynamic_pointer_cast<NamespaceObject>(object.as_object()) : nullptr;
   if (!ns) Fail("cannot assign attribute on non-namespace object");
-  if (target.attribute[0] == '_') Fail("a namespace cannot hold the underscore-prefixed attribute '" + target.attribute + "'");
   if (Value* found = ns->Find(target.attribute)) {
     *found = value;
   } else {
@@ -267,8 +336,11 @@ void Interpreter::Assign(const Target& target, const Value& value, const ScopePt
 }
 
 Value Interpreter::Name(const std::string& name, const ScopePtr& scope) {
+  bool outside = false;  // of a block
   for (Scope* s = scope.get(); s; s = s->parent.get()) {
     if (Value* v = s->Find(name)) return *v;
+    if (!outside && s->Hides(name)) return Value::Undefined("'" + name + "' is undefined");
+    outside = outside || s->block;
   }
   if (const Value* v = variables_.Find(std::string_view(name))) return *v;
   for (const auto& [n, v] : globals_) {
@@ -277,56 +349,62 @@ Value Interpreter::Name(const std::string& name, const ScopePtr& scope) {
   return Value::Undefined("'" + name + "' is undefined");
 }
 
+// As Macro.__call__ of Jinja2, whose order of steps decides which surplus arguments are refused and which are kept.
 Value Interpreter::CallMacro(const MacroObject& macro, Arguments& args) {
   const Stmt& s = *macro.stmt;
-  const std::string name = s.kind == StmtKind::kMacro ? s.text : "caller";
+  const std::string what = "macro " + (s.kind == StmtKind::kMacro ? QuotedRepr(s.text) : std::string("None"));
   if (++calls_ > kMaxCalls) Fail("macros call each other too deeply");
-  auto scope = std::make_shared<Scope>(macro.closure);
-  std::vector<bool> given(s.parameters.size());
-  for (size_t i = 0; i < s.parameters.size() && i < args.positional.size(); ++i) {
-    CheckDepth(args.positional[i]);
-    scope->Set(s.parameters[i].name, args.positional[i]);
-    given[i] = true;
-  }
-  List varargs;
-  for (size_t i = s.parameters.size(); i < args.positional.size(); ++i) varargs.push_back(args.positional[i]);
-  Dict kwargs;
-  bool has_caller = false;
-  for (auto& [key, value] : args.named) {
-    bool known = false;
-    for (size_t i = 0; i < s.parameters.size(); ++i) {
-      if (s.parameters[i].name != key) continue;
-      if (given[i]) Fail("macro '" + name + "' got two values for '" + key + "'");
-      CheckDepth(value);
-      scope->Set(key, value);
-      given[i] = known = true;
+  auto scope = std::make_shared<Scope>(macro.closure, &s.unset);
+  for (const Value& v : args.positional) CheckDepth(v);
+  for (const auto& [name, v] : args.named) CheckDepth(v);
+  auto take = [&](std::string_view name) -> std::optional<Value> {
+    for (size_t i = 0; i < args.named.size(); ++i) {
+      if (args.named[i].first != name) continue;
+      Value out = std::move(args.named[i].second);
+      args.named.erase(args.named.begin() + static_cast<long>(i));
+      return out;
     }
-    if (known) continue;
-    if (key == "caller") {
-      if (!s.uses_caller) Fail("macro '" + name + "' was invoked with two values for the special caller argument or takes none");
-      scope->Set("caller", value);
-      has_caller = true;
-    } else if (s.uses_kwargs) {
-      kwargs.Set(key, value);
-    } else {
-      Fail("macro '" + name + "' takes no keyword argument '" + key + "'");
+    return std::nullopt;
+  };
+  const size_t count = s.parameters.size(), positional = std::min(count, args.positional.size());
+  std::vector<bool> given(count);
+  bool found_caller = false;
+  for (size_t i = 0; i < count; ++i) {
+    const std::string& name = s.parameters[i].name;
+    if (i < positional) {
+      scope->Set(name, args.positional[i]);
+      given[i] = true;
+    } else if (std::optional<Value> v = take(name)) {
+      scope->Set(name, std::move(*v));
+      given[i] = true;
     }
+    found_caller = found_caller || (name == "caller" && (i >= positional || positional == count));
   }
-  if (!varargs.empty() && !s.uses_varargs) {
-    Fail("macro '" + name + "' takes not more than " + std::to_string(s.parameters.size()) + " argument(s)");
+  if (s.uses_caller && !found_caller) {
+    std::optional<Value> caller = take("caller");
+    scope->Set("caller", caller && !caller->is_none() ? std::move(*caller) : Value::Undefined("No caller defined"));
   }
-  for (size_t i = 0; i < s.parameters.size(); ++i) {
+  if (s.uses_kwargs) {
+    Dict kwargs;
+    for (auto& [name, v] : args.named) kwargs.Set(name, std::move(v));
+    scope->Set("kwargs", Value(std::move(kwargs)));
+  } else if (!args.named.empty()) {
+    Fail(what + " takes no keyword argument '" + args.named[0].first + "'");
+  }
+  if (s.uses_varargs) {
+    scope->Set("varargs", Value::Tuple(List(args.positional.begin() + static_cast<long>(positional), args.positional.end())));
+  } else if (args.positional.size() > count) {
+    Fail(what + " takes not more than " + std::to_string(count) + " argument(s)");
+  }
+  for (size_t i = 0; i < count; ++i) {
     if (given[i]) continue;
     const Parameter& p = s.parameters[i];
     scope->Set(p.name, p.fallback ? Eval(*p.fallback, scope) : Value::Undefined("parameter '" + p.name + "' was not provided"));
   }
-  if (s.uses_varargs) scope->Set("varargs", Value::Tuple(std::move(varargs)));
-  if (s.uses_kwargs) scope->Set("kwargs", Value(std::move(kwargs)));
-  if (s.uses_caller && !has_caller) scope->Set("caller", Value::Undefined("No caller defined"));
   std::string out;
   Exec(s.body, scope, &out);
   --calls_;
-  return Value(std::move(out));
+  return autoescape_ ? Value::Markup(std::move(out)) : Value(std::move(out));
 }
 
 Arguments Interpreter::EvalArguments(const Expr& e, size_t first, const ScopePtr& scope) {
@@ -394,7 +472,7 @@ Value Interpreter::CallValue(const Value& callee, Arguments& args) {
       reader.Done();
       std::string out;
       For(*loop->stmt, iterable, loop->outer, loop->depth0 + 1, &out);
-      return Value(std::move(out));
+      return loop->stmt->escapes ? Value::Markup(std::move(out)) : Value(std::move(out));
     }
     if (auto* joiner = dynamic_cast<JoinerObject*>(object.get())) {
       if (std::exchange(joiner->used, true)) return joiner->separator;
@@ -407,7 +485,7 @@ Value Interpreter::CallValue(const Value& callee, Arguments& args) {
 Value Interpreter::ApplyFilterExpr(const Expr& e, const Value& operand, const ScopePtr& scope) {
   Arguments args = EvalArguments(e, 1, scope);
   line_ = e.line;
-  Charge(1);
+  if (e.index < 0) Fail("No filter named '" + e.name + "' found.");
   return ApplyFilter(e.index, operand, args);
 }
 
@@ -420,12 +498,9 @@ Value Interpreter::FilterText(const Expr& e, Value text, const ScopePtr& scope) 
 bool Interpreter::CompareOp(const std::string& op, const Value& a, const Value& b) {
   if (op == "==") return Equal(a, b);
   if (op == "!=") return !Equal(a, b);
-  if (op == "<") return Less(a, b);
-  if (op == ">") return Less(b, a);
-  if (op == "<=") return !Less(b, a);
-  if (op == ">=") return !Less(a, b);
   if (op == "in") return In(a, b);
-  return !In(a, b);
+  if (op == "not in") return !In(a, b);
+  return Ordered(op, a, b);
 }
 
 Value Interpreter::Eval(const Expr& e, const ScopePtr& scope) {
@@ -446,10 +521,10 @@ Value Interpreter::Eval(const Expr& e, const ScopePtr& scope) {
       Dict out;
       for (size_t i = 0; i + 1 < e.args.size(); i += 2) {
         Value key = Eval(*e.args[i], scope);
-        if (key.is_list() || key.is_dict() || key.kind() == Value::Kind::kTuple || key.kind() == Value::Kind::kObject || key.is_undefined()) {
-          Fail("a dict key of type " + TypeName(key) + " is not supported");
-        }
-        out.Set(key, Eval(*e.args[i + 1], scope));
+        CheckDepth(key);
+        Value value = Eval(*e.args[i + 1], scope);
+        CheckHashable(key);
+        out.Set(key, std::move(value));
       }
       return Value(std::move(out));
     }
@@ -467,6 +542,9 @@ Value Interpreter::Eval(const Expr& e, const ScopePtr& scope) {
           if (index.args[i]) parts[i] = Eval(*index.args[i], scope);
         }
         line_ = e.line;
+        const bool sliceable = (object.is_string() || IsSequence(object) || object.is_undefined() || As<RangeObject>(object)) &&
+                               std::all_of(parts, parts + 3, [](const Value& v) { return v.is_none() || IsInteger(v); });
+        if (constant_ && !sliceable) return Value::Undefined("'" + TypeName(object) + " object' has no such element");
         return Slice(object, parts[0], parts[1], parts[2]);
       }
       const Value key = Eval(index, scope);
@@ -480,29 +558,45 @@ Value Interpreter::Eval(const Expr& e, const ScopePtr& scope) {
       const Value operand = Eval(*e.args[0], scope);
       Arguments args = EvalArguments(e, 1, scope);
       line_ = e.line;
+      if (e.index < 0) Fail("No test named '" + e.name + "' found.");
       return ApplyTest(e.index, operand, args);
     }
     case ExprKind::kNegate: {
       const Value v = Eval(*e.args[0], scope);
       line_ = e.line;
-      return v.is_float() ? Value(-v.as_float()) : Arithmetic("-", 0, v);
+      return Negate(v);
     }
     case ExprKind::kPlus: {
       const Value v = Eval(*e.args[0], scope);
       line_ = e.line;
-      return Arithmetic("+", 0, v);
+      if (v.is_undefined()) FailUndefined(v);
+      if (!IsNumber(v)) Fail("bad operand type for unary +: '" + TypeName(v) + "'");
+      return v.is_float() ? v : Arithmetic("+", 0, v);
     }
     case ExprKind::kNot: return !Truthy(Eval(*e.args[0], scope));
     case ExprKind::kBinary: {
       const Value a = Eval(*e.args[0], scope);
       const Value b = Eval(*e.args[1], scope);
       line_ = e.line;
+      if (e.bare && IsNumber(a) && (a.is_float() ? std::signbit(a.as_float()) && !std::isnan(a.as_float()) : Less(a, 0))) {
+        return Negate(Arithmetic(e.name, Negate(a), b));
+      }
       return Arithmetic(e.name, a, b);
     }
     case ExprKind::kConcat: {
+      List parts;
+      for (const auto& a : e.args) parts.push_back(SoftStr(Eval(*a, scope)));
+      // Under autoescape the rest is escaped from the first Markup on.
+      bool markup = false;
       std::string out;
-      for (const auto& a : e.args) Append(Eval(*a, scope), &out);
-      return Value(std::move(out));
+      for (const Value& part : parts) {
+        markup = markup || (part.is_markup() && e.escapes);
+        Append(markup ? Escape(part) : part, &out);
+      }
+      if (!markup) return Value(std::move(out));
+      std::string text;  // what stood before it is escaped as well
+      for (const Value& part : parts) text += Escape(part).as_string();
+      return Value::Markup(std::move(text));
     }
     case ExprKind::kCompare: {
       Value left = Eval(*e.args[0], scope);

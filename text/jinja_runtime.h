@@ -1,10 +1,13 @@
-// The interpreter's inside, shared by jinja_runtime.cpp (statements, expressions), jinja_methods.cpp (Python's operators and
-// methods) and jinja_filters.cpp (filters and tests).
+// The interpreter's inside, shared by jinja_runtime.cpp (statements, expressions), jinja_values.cpp (Python's operators and
+// conversions), jinja_methods.cpp and jinja_strings.cpp (attributes and methods), jinja_format.cpp (% and
+// str.format), jinja_filters.cpp and
+// jinja_text_filters.cpp (filters), jinja_tests.cpp (tests).
 #pragma once
 
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -28,7 +31,7 @@ struct Arguments {
 
 // A variable scope. Each pass of a loop, each macro call and each inner block has one; names not found go on to `parent`.
 struct Scope {
-  explicit Scope(std::shared_ptr<Scope> p) : parent(std::move(p)) {}
+  explicit Scope(std::shared_ptr<Scope> p, const std::vector<std::string>* u = nullptr) : parent(std::move(p)), unset(u) {}
   Value* Find(std::string_view name) {
     for (auto& [n, v] : vars) {
       if (n == name) return &v;
@@ -42,8 +45,12 @@ struct Scope {
       vars.emplace_back(name, std::move(v));
     }
   }
+  bool Hides(std::string_view name) const { return unset && std::find(unset->begin(), unset->end(), name) != unset->end(); }
+
   std::vector<std::pair<std::string, Value>> vars;
   std::shared_ptr<Scope> parent;
+  const std::vector<std::string>* unset;  // names undefined here until they are set, whatever `parent` has; null: none
+  bool block = false;                     // of {% block %}: it sees what is set outside, but nothing hidden there
 };
 
 class Interpreter;
@@ -59,6 +66,7 @@ struct NamespaceObject final : Object {
 };
 
 struct FunctionObject final : Object {
+  const char* type = "function";  // what Python calls its type; "type": a class, which has attributes of its own
   std::function<Value(Interpreter&, Arguments&)> call;
 };
 
@@ -67,14 +75,29 @@ struct MacroObject final : Object {
   std::shared_ptr<Scope> closure;
 };
 
-// What Python gives as a generator: true even when empty, without length, read once.
+// What Python gives as a generator or iterator: true even when empty, without length, each item made when it is asked for and
+// given once.
 struct GeneratorObject final : Object {
-  explicit GeneratorObject(List l) : items(std::move(l)) {
-    for (const Value& v : items) depth = std::max(depth, v.depth());
-    ++depth;
+  const char* type = "generator";
+  std::function<bool(Interpreter&, Value*)> next;  // false at the end; empty when it has ended
+};
+
+// Python's range.
+struct RangeObject final : Object {
+  int64_t start = 0, stop = 0, step = 1;
+  size_t length = 0;
+  int64_t At(size_t i) const { return static_cast<int64_t>(start + static_cast<__int128>(step) * static_cast<__int128>(i)); }
+};
+
+// What dict.keys, values and items give.
+struct ViewObject final : Object {
+  enum class Kind : uint8_t { kKeys, kValues, kItems };
+  Kind kind = Kind::kKeys;
+  Value dict;
+  Value At(size_t i) const {
+    const auto& [key, value] = dict.as_dict().items()[i];
+    return kind == Kind::kKeys ? key : kind == Kind::kValues ? value : Value::Tuple({key, value});
   }
-  List items;
-  bool read = false;
 };
 
 struct LoopObject final : Object {
@@ -100,8 +123,21 @@ struct JoinerObject final : Object {
   bool used = false;
 };
 
+// v as an object of this kind; nullptr when it is something else.
+template <typename T>
+T* As(const Value& v) {
+  return v.kind() == Value::Kind::kObject ? dynamic_cast<T*>(v.as_object().get()) : nullptr;
+}
+
+inline bool IsSequence(const Value& v) { return v.is_list() || v.is_tuple(); }
+inline bool IsInteger(const Value& v) { return v.is_int() || v.is_bool() || v.kind() == Value::Kind::kBigInt; }
+inline bool IsNumber(const Value& v) { return IsInteger(v) || v.is_float(); }
+
 class Interpreter {
  public:
+  // The items one after another; false at the end.
+  using Items = std::function<bool(Value*)>;
+
   Interpreter(const Dict& variables, int64_t now_s);
   ~Interpreter();
 
@@ -128,11 +164,27 @@ class Interpreter {
   std::string Repr(const Value& v, int depth = 0);
   static std::string TypeName(const Value& v);
   bool Equal(const Value& a, const Value& b, int depth = 0);
-  bool Less(const Value& a, const Value& b, int depth = 0);  // a < b; fails for types without order
+  // a < b, a <= b, a > b, a >= b; fails for types without order.
+  bool Ordered(std::string_view op, const Value& a, const Value& b, int depth = 0);
+  bool Less(const Value& a, const Value& b) { return Ordered("<", a, b); }
   bool In(const Value& item, const Value& container);
   Value Arithmetic(std::string_view op, const Value& a, const Value& b);
-  List Iterate(const Value& v);
+  Value Negate(const Value& v);
+  bool HasLength(const Value& v) const;
+  List Iterate(const Value& v);   // list(v)
+  Items Open(const Value& v);     // iter(v)
   size_t Length(const Value& v);
+  // A list, tuple, range, view or dict by position; requires i < Length(v).
+  Value ItemAt(const Value& v, size_t i);
+  void CheckHashable(const Value& v) const;
+  // Markup of v: itself, or its text with HTML's signs escaped.
+  Value Escape(const Value& v);
+  // v when it is a string of any kind, else its text.
+  Value SoftStr(const Value& v) { return v.is_string() ? v : Value(Str(v)); }
+  static double ToDouble(const Value& number);  // infinite for integers beyond the range
+  Value ToInteger(double v);                    // int(v); fails for what is none
+  // The value at a key of a dict; nullptr when missing. Fails for keys that cannot be hashed.
+  const Value* FindKey(const Dict& dict, const Value& key) const;
   Value GetAttr(const Value& object, const std::string& name);
   Value GetItem(const Value& object, const Value& key);
   Value Slice(const Value& object, const Value& start, const Value& stop, const Value& step);
@@ -140,8 +192,20 @@ class Interpreter {
   Value GetPath(Value object, std::string_view path, const Value& fallback = Value());
   static bool HasMethod(const Value& object, std::string_view name);
   Value CallMethod(const Value& object, std::string_view name, Arguments& args);
+  Value CallMethod(const Value& object, std::string_view name, List positional = {}) {
+    Arguments args;
+    args.positional = std::move(positional);
+    return CallMethod(object, name, args);
+  }
   Value CallValue(const Value& callee, Arguments& args);
-  std::string FormatPercent(const std::string& format, const Value& values);
+  Value FormatPercent(const Value& format, const Value& values);  // format % values
+  // format.format(…); with `escaping` as Markup does it.
+  std::string FormatBraces(const std::string& format, const Arguments& args, bool escaping);
+  std::string FormatField(const Value& v, const std::string& spec);  // format(v, spec)
+  bool autoescape() const { return autoescape_; }
+  // A generator that draws from `sources`.
+  static Value Generator(std::function<bool(Interpreter&, Value*)> next, std::initializer_list<const Value*> sources,
+                         const char* type = "generator");
 
   Value ApplyFilter(int index, const Value& operand, Arguments& args);
   bool ApplyTest(int index, const Value& operand, Arguments& args);
@@ -172,8 +236,15 @@ class Interpreter {
   bool CompareOp(const std::string& op, const Value& a, const Value& b);
   Value Name(const std::string& name, const ScopePtr& scope);
   void Append(const Value& v, std::string* out);
+  Value CallDict(const Value& dict, std::string_view name, Arguments& args);
+  Value CallSequence(const Value& sequence, std::string_view name, Arguments& args);
+  Value CallNumber(const Value& number, std::string_view name, Arguments& args);
+  Value CallObject(const Value& object, std::string_view name, Arguments& args);
+  Value CallMarkup(const Value& markup, std::string_view name, Arguments& args);
+  Value CallString(const std::string& s, std::string_view name, Arguments& args, bool escaping = false);
+  Value LoopAttribute(LoopObject* loop, const std::string& name);
 
-  Value Function(std::function<Value(Interpreter&, Arguments&)> call) const;
+  Value Function(std::function<Value(Interpreter&, Arguments&)> call, const char* type = "function") const;
   void DefineGlobals();
 
   const Dict& variables_;
@@ -183,6 +254,9 @@ class Interpreter {
   int calls_ = 0;
   int eval_depth_ = 0;
   int line_ = 0;
+  bool autoescape_ = false;  // the program is within {% autoescape true %}; a macro called from there may stand elsewhere
+  bool constant_ = false;    // within an output that Jinja2 works out while it compiles
+  ScopePtr root_;            // what a block sees
   // Scopes with macros and namespaces can hold themselves; they are emptied at the end.
   std::vector<ScopePtr> macro_scopes_;
   std::vector<std::shared_ptr<NamespaceObject>> namespaces_;
@@ -214,12 +288,23 @@ class ArgumentReader {
     const Value* v = Next(name);
     return v ? Interpreter::Truthy(*v) : fallback;
   }
+  // What Python wants as an integer and takes for yes or no.
+  bool IntFlag(std::string_view name, bool fallback) { return Int(name, fallback) != 0; }
   const Value& Required(std::string_view name) {
     const Value* v = Next(name);
     if (!v) in_.Fail(what_ + " needs an argument '" + std::string(name) + "'");
     return *v;
   }
-  int64_t Int(std::string_view name, int64_t fallback);
+  int64_t Int(std::string_view name, int64_t fallback) {
+    const Value* v = Next(name);
+    return v ? AsInt(name, *v) : fallback;
+  }
+  // None is as nothing given.
+  int64_t IntOrNone(std::string_view name, int64_t fallback) {
+    const Value* v = Next(name);
+    return v && !v->is_none() ? AsInt(name, *v) : fallback;
+  }
+  int64_t RequiredInt(std::string_view name) { return AsInt(name, Required(name)); }
   std::string Text(std::string_view name, std::string fallback);
   std::string RequiredText(std::string_view name);
   // After the last Next: refuses surplus arguments.
@@ -228,6 +313,8 @@ class ArgumentReader {
   }
 
  private:
+  int64_t AsInt(std::string_view name, const Value& v) const;
+
   Interpreter& in_;
   const Arguments& args_;
   std::string what_;
@@ -238,6 +325,22 @@ class ArgumentReader {
 // Helpers over strings, shared by methods and filters.
 std::string StripText(std::string_view s, const Value& chars, bool left, bool right);
 std::vector<std::string> SplitLines(std::string_view s, bool keep_ends);
-std::string ReplaceText(Interpreter& in, const std::string& s, const std::string& from, const std::string& to, int64_t count);
+std::string QuotedRepr(std::string_view s, bool ascii = false);  // repr(s), or ascii(s)
+std::string EscapeHtml(std::string_view s);
+// html.unescape(s), up to entities that few know, which it refuses.
+std::string UnescapeHtml(Interpreter& in, const std::string& s);
+// Markup.striptags.
+std::string StripTags(Interpreter& in, std::string s);
+// A number as text: int(text, base) and float(text); nullopt where Python fails.
+std::optional<Value> ParseInteger(const std::string& text, int64_t base);
+std::optional<double> ParseFloat(const std::string& text);
+
+using Filter = Value (*)(Interpreter& in, const Value& v, Arguments& args);
+struct FilterEntry {
+  const char* name;
+  Filter filter;
+};
+// The filters over texts (jinja_text_filters.cpp), ended by a null name; FindFilter numbers them after the others.
+extern const FilterEntry kTextFilters[];
 
 }  // namespace temper::text::jinja

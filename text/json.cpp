@@ -351,6 +351,7 @@ class Dumper {
       AppendQuoted(key.as_string(), style_.ensure_ascii, out_);
       return Status::Ok();
     }
+    if (key.kind() == Value::Kind::kTuple) return InvalidArgument("keys must be str, int, float, bool or None, not tuple");
     out_->push_back('"');
     RETURN_IF_ERROR(Dump(key, 0));
     out_->push_back('"');

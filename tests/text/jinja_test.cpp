@@ -43,11 +43,38 @@ TEST(Jinja, AgreesWithPython) {
 
 // What cannot be rendered must be refused when the model is loaded, with its line, not in the middle of a job.
 TEST(Jinja, RefusesAtLoadWithLine) {
-  for (const char* source : {"ok\n{% include 'x' %}", "ok\n{{ x|random }}", "ok\n{% if x is nope %}{% endif %}", "\n{% block a %}{% endblock %}",
-                             "\n{% import 'x' as y %}", "\n{{ 'x' }"}) {
+  for (const char* source : {"ok\n{% include 'x' %}", "ok\n{{ x|random }}", "ok\n{% if false %}{{ x|urlize }}{% endif %}", "ok\n{{ x is nope }}",
+                             "ok\n{{ x|nope }}", "\n{% extends 'a' %}", "\n{% import 'x' as y %}", "\n{% from 'x' import y %}", "\n{{ 'x' }",
+                             "\n{% autoescape x %}{% endautoescape %}", "\n{{ self.x() }}", "\n{% block a required %}{% endblock %}",
+                             "\n{% trans %}{% endtrans %}", "\n{% do x %}"}) {
     auto tmpl = ChatTemplate::Parse(source);
     ASSERT_FALSE(tmpl.ok()) << source;
     EXPECT_NE(tmpl.status().message().find("line 2"), std::string::npos) << tmpl.status().message();
+  }
+}
+
+// What Python has and this does not must be an error with its line and name, never another text.
+TEST(Jinja, RefusesByNameWhereItIsCalled) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"(-8) ** 0.5", "complex"},
+      {"'a'.encode()", "encode"},
+      {"(5).to_bytes(2)", "to_bytes"},
+      {"dict.fromkeys('a')", "fromkeys"},
+      {"joiner", "printing a type"},
+      {"[1]|map('string')", "printing a generator"},
+      {"{'a': 1}.keys() - ['a']", "sets"},
+      {"('ab' ~ x) is sameas 'aby'", "one object"},
+      {"'&hearts;'|striptags", "&hearts;"},
+      {"'%s'|map('random')|list", "random"},
+      {"{}|tojson(indent='  ')", "indent"},
+      {"10 ** 5000", "4300"},
+      {"['x']|map('urlize')|first", "urlize"}};
+  for (const auto& [expression, named] : cases) {
+    SCOPED_TRACE(expression);
+    const auto text = RenderWith("ok\n{{ " + std::string(expression) + " }}", MakeDict({{"x", "y"}}));
+    ASSERT_FALSE(text.ok()) << *text;
+    EXPECT_NE(text.status().message().find("line 2"), std::string::npos) << text.status().message();
+    EXPECT_NE(text.status().message().find(named), std::string::npos) << text.status().message();
   }
 }
 
@@ -59,6 +86,15 @@ TEST(Jinja, HostileTemplatesEnd) {
                              "{% set ns = namespace(x='ab') %}{% for i in range(90) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
                              "{% set ns = namespace(x=[1]) %}{% for i in range(90) %}{% set ns.x = ns.x + ns.x %}{% endfor %}", "{{ 'x'.center(99999999999) }}",
                              "{{ 'aaaa'.replace('', 'b' * 60000000) }}", "{% set ns = namespace() %}{% set ns.n = ns %}{{ ns }}",
+                             "{{ 10 ** (10 ** 10) }}", "{% set ns = namespace(x=3) %}{% for i in range(90) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+                             "{% for i in range(99999) %}{% set x = (10 ** 2000) * (10 ** 2000) // 7 %}{% endfor %}",
+                             "{% for i in range(99999) %}{% for j in range(99) %}{% set x = '%d' % (10 ** 4000) %}{% endfor %}{% endfor %}",
+                             "{{ '%*d' % (99999999999, 1) }}", "{{ '%.99999999999f' % 1.5 }}", "{{ '{:99999999999}'.format(1) }}", "{{ '{:.60000000f}'.format(1.5) * 9 }}",
+                             "{{ '%60000000d|%60000000d' % (1, 2) }}", "{{ [1]|batch(99999999999, 'x')|list }}", "{{ [1]|slice(99999999999)|list }}",
+                             "{% for i in range(99999) %}{% for x in range(99999)|map('string')|reject('string') %}{% endfor %}{% endfor %}",
+                             "{% for i in range(9999) %}{% set x = ('a-' * 99999)|wordwrap(1) %}{% endfor %}",
+                             "{% for i in range(9999) %}{% set x = [('ab ' * 9999)]|pprint %}{% endfor %}",
+                             "{% for i in range(9999) %}{% set x = ('ab ' * 99999).translate({97: 'x' * 999}) %}{% endfor %}",
                              "{% set l = [[]] %}{% set ns = namespace(l=[]) %}{% for i in range(99999) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l }}"}) {
     EXPECT_FALSE(RenderWith(source, none).ok()) << source;
   }
@@ -80,9 +116,19 @@ TEST(Jinja, HostileTemplatesEnd) {
   for (const char* chain : {"{% set ns = namespace(l=1) %}{% for i in range(99999) %}{% set ns.l = cycler(ns.l) %}{% endfor %}",
                             "{% set ns = namespace(l=1) %}{% for i in range(99999) %}{% set ns.l = [ns.l].index %}{% endfor %}",
                             "{% set ns = namespace(l=1) %}{% for i in range(99999) %}{% set ns.l = [ns.l]|reverse %}{% endfor %}",
+                            "{% set ns = namespace(l=[1]) %}{% for i in range(99999) %}{% set ns.l = ns.l|map('string') %}{% endfor %}",
+                            "{% set ns = namespace(l=[1]) %}{% for i in range(99999) %}{% set ns.l = [1]|select('in', ns.l) %}{% endfor %}",
+                            "{% set ns = namespace(l={}) %}{% for i in range(99999) %}{% set ns.l = {'a': ns.l}.values() %}{% endfor %}",
+                            "{% set ns = namespace(l=()) %}{% for i in range(99999) %}{% set ns.l = (ns.l,) %}{% set x = {ns.l: 1} %}{% endfor %}",
                             "{% set ns = namespace(l=1) %}{% for i in range(99999) %}{% set ns.l = {'a': ns.l} %}{% endfor %}"}) {
     EXPECT_FALSE(RenderWith(chain, none).ok()) << chain;
   }
+  // As deep as generators go, they are still drawn from.
+  std::string maps = "['x']";
+  for (int i = 0; i < 400; ++i) maps += "|map('upper')";
+  EXPECT_EQ(RenderWith("{{ (" + maps + ")|first }}", none).value(), "X");
+  // A loop that holds itself is let go.
+  EXPECT_EQ(RenderWith("{% for x in [1] %}{{ loop.changed(loop) }}{% endfor %}", none).value(), "True");
   std::string nots, ifs;
   for (int i = 0; i < 100000; ++i) nots += "not ", ifs += "{% if x %}";
   EXPECT_FALSE(ChatTemplate::Parse("{{ " + nots + "x }}").ok());

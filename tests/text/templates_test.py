@@ -182,8 +182,11 @@ VARIABLES = {
 CONSTANTS = ["missing", "1", "2.5", "'a b'", "\"x\\n\"", "true", "None", "[]", "{}", "()", "-3", "0", "[1, 'b']", "{'k': 'v', 'n': 1}",
              "(1, 2)", "1e3", "'é'"]
 CALLS = ["range(3)|list", "range(5, 0, -2)|list", "dict(a=1)", "namespace(a=2).a", "cycler('a', 'b').next()", "joiner(',')()",
-         "loop is defined", "caller is defined", "varargs is defined", "range(n)|sum"]
-LOOPS = [("x", "l"), ("x", "rows"), ("a, b", "d.items()"), ("x", "s"), ("x", "e"), ("x", "range(n)"), ("a, b", "[(1, 2), (3, 4)]")]
+         "loop is defined", "caller is defined", "varargs is defined", "range(n)|sum", "range(4)", "range(9, 0, -4)",
+         "d.items()", "d.keys()", "d.values()", "range(9)[2:7:2]", "range(5)[1]", "namespace(a=1, _b=2)", "dict(d, q=1)"]
+LOOPS = [("x", "l"), ("x", "rows"), ("a, b", "d.items()"), ("x", "s"), ("x", "e"), ("x", "range(n)"), ("a, b", "[(1, 2), (3, 4)]"),
+         ("x", "l|map('string')"), ("x", "w|unique"), ("x", "d"), ("k, g", "rows|groupby('k')"), ("x", "l|batch(2)"),
+         ("x", "d.values()"), ("x", "rows|selectattr('v', 'gt', 1)"), ("x", "l|reverse")]
 INSIDE_LOOPS = ["x", "a", "loop.index", "loop.first", "loop.last", "loop.index0", "loop.length", "loop.revindex", "loop.previtem",
                 "loop.nextitem", "loop.cycle('p', 'q')", "loop.depth", "loop.revindex0", "loop.depth0"]
 FILTERS = ["length", "count", "default('dd')", "d(1, true)", "trim", "trim('Hd')", "items|list", "dictsort",
@@ -198,9 +201,14 @@ FILTERS = ["length", "count", "default('dd')", "d(1, true)", "trim", "trim('Hd')
            "tojson(indent=2)", "tojson(ensure_ascii=true)", "tojson(sort_keys=true)", "tojson(separators=(',', ':'))", "min",
            "max", "sum", "sum(start=10)", "sum(attribute='v')", "groupby('k')|list", "striptags", "wordcount", "wordwrap(5)",
            "center(20)", "truncate(5)", "truncate(5, true)", "truncate(7, false, '~', 0)", "xmlattr", "format(1)",
-           "filesizeformat", "pprint", "attr('k')", "max(attribute='v')"]
+           "filesizeformat", "pprint", "attr('k')", "max(attribute='v')", "e", "safe", "forceescape", "e|e",
+           "urlencode", "map('int')|first", "map('nope')|list", "map('abs')|first", "sort(attribute='nope')",
+           "sort(attribute='k,v')", "round(-1)", "round(2, 'ceil')", "wordwrap(4, false, '|')",
+           "wordwrap(6, true, none, false)", "xmlattr(false)", "filesizeformat(true)", "int(0, 16)", "replace('<', '>')",
+           "format(2, 3)", "slice(3)|map('length')|list", "batch(2)|first", "unique|first", "groupby(0)", "tojson(indent=0)",
+           "sum(start=[])", "d(none)", "nope"]
 TESTS = ["defined", "undefined", "none", "string", "number", "integer", "float", "boolean", "mapping", "iterable", "sequence",
-         "callable", "true", "false", "odd", "even", "divisibleby(3)", "divisibleby 3", "eq(7)", "equalto(7)", "ne(7)", "gt(2)",
+         "callable", "true", "false", "odd", "even", "divisibleby(3)", "divisibleby 3", "eq(7)", "equalto(7)", "nope", "ne(7)", "gt(2)",
          "ge 7", "lt 3", "le(3)", "in(l)", "in [7, 2]", "lower", "upper", "sameas(z)", "sameas none", "escaped"]
 METHODS = ["n % 3", "-n % 3", "2 ** n", "f ** 2", "'%s' % l", "'é' % l", "s.split()", "s.split('o')", "s.split('o', 1)",
            "s.rsplit('o', 1)", "s.strip('Hd')", "s.lstrip('H')", "s.rstrip()", "s.startswith('He')", "s.startswith(('x', 'H'))",
@@ -211,7 +219,21 @@ METHODS = ["n % 3", "-n % 3", "2 ** n", "f ** 2", "'%s' % l", "'é' % l", "s.spl
            "s.islower()", "s.isspace()", "s.istitle()", "s.format()", "'{} {}'.format(n, s)", "'{0}-{x}'.format(n, x=f)",
            "'%s %d' % (s, n)", "s.expandtabs()", "d.items()|list", "d.keys()|list", "d.values()|list", "d.get('b')",
            "d.get('q', 4)", "l.index(1)", "l.count(3)", "rows[0].k", "rows[-1]['v']", "d.copy()", "l.append(4)", "d.update({})",
-           "d.pop('b')", "l.sort()", "s.isalnum()", "s.isnumeric()", "u.lower()", "u.upper()", "s[0].isupper()"]
+           "d.pop('b')", "l.sort()", "s.isalnum()", "s.isnumeric()", "u.lower()", "u.upper()", "s[0].isupper()",
+           "u.casefold()", "u.title()", "u.swapcase()", "s.isascii()", "s.isidentifier()", "u.isprintable()",
+           "s.translate({72: 'J', 111: none})", "''.maketrans('ab', 'xy')", "s.translate(s.maketrans('lo', '01', 'H'))",
+           "s.count('l', 3, -1)", "s.find('l', -4)", "s.index('o', 5, 9)", "s.startswith('e', 1)",
+           "'{:>8}|{:<5}|{:^7}'.format(s, n, f)", "'{:08.3f}|{:+,}|{:#x}|{:.1%}'.format(f, 1234567, n, f)",
+           "'{0.b}|{1[k]}'.format(d, rows[0])", "'{x[0]!r:>5}'.format(x=w)", "'%(b)05d|%(A)-4s|' % d", "'%c%c' % (65, 'b')",
+           "'%5.1f|%e|%G' % (f, f, f)", "'%*d|%-*.*f|' % (6, n, 8, 2, f)", "'%i %u %a' % (f, n, u)", "n.bit_length()",
+           "f.is_integer()", "f.as_integer_ratio()", "big.bit_count()", "d.keys() == {'b': 1, 'A': 2}.keys()",
+           "'b' in d.keys()", "('b', 1) in d.items()", "5 in range(3, 9, 2)", "range(3) == range(0, 3)", "l.index(1, 1)",
+           "(1, 2, 1).count(1)", "{}.fromkeys('ab', 1)", "big + 1", "big * big", "big // 7", "big % 1000", "-big", "2 ** 70",
+           "2 ** 70 // 3 ** 40", "big / 3", "big|float", "n ** 30", "'%d' % 1e20", "'%x' % big", "'{:,}'.format(big)",
+           "big > 1e20", "big == big + 0.0", "[big, 1, 1e30]|sort", "('9' * 30)|int", "'٣٤'|int", "'1_000'|int", "('<'|e) + s",
+           "s + ('<'|e)", "('%s<'|safe) % html", "('<{}>'|safe).format(html)", "('-'|e).join(['<', '>'|e])",
+           "(html|e).upper()", "(html|e) is escaped", "[html|e]", "(html|e) ~ html", "html|e|e", "html|e|forceescape",
+           "missing is callable", "(-3) ** n", "-2 ** n"]
 OPERATORS = ["+", "-", "*", "/", "//", "~", "==", "!=", "<", ">", "<=", ">=", "and", "or", "in", "not in"]
 
 
@@ -272,14 +294,25 @@ def statements(rng, depth=0, inside_loop=False):
         elif kind == 8:
             out += block("macro m(a, b=2)") + "{{ a }}-{{ b }}" + sub(False) + block("endmacro")
             out += "{{ " + rng.choice(["m(1)", "m(1, 3)", "m(b=4, a=s)", "m()", "m(1)|upper", "m(*l)", "m(**{'a': 1})", "m(1, 2, 3)",
-                                       "m.name"]) + " }}"
+                                       "m.name", "m.arguments", "m.catch_kwargs", "m.catch_varargs", "m.caller", "m",
+                                       "m(1, q=2)"]) + " }}"
         elif kind == 9:
             out += rng.choice([
                 block("filter upper") + sub() + block("endfilter"), block("generation") + sub() + block("endgeneration"),
                 "{# a comment\n #}", "{#- c -#}\n", block("raw") + "{{ x }}{% if %}" + block("endraw"),
                 block("with a = n") + "{{ a }}" + sub() + block("endwith"),
                 block("macro c()") + "<{{ caller() }}>" + block("endmacro") + block("call c()") + sub(False) + block("endcall"),
-                block("call(q) m2(1)") + "{{ q }}" + block("endcall"), block("autoescape false") + sub() + block("endautoescape")])
+                block("call(q) m2(1)") + "{{ q }}" + block("endcall"), block("autoescape false") + sub() + block("endautoescape"),
+                block("autoescape true") + "{{ html }}" + sub(False) + "{{ [html]|join('<') ~ html }}" + block("endautoescape"),
+                block(f"block b{rng.randrange(10**6)}{rng.choice(['', ' scoped'])}") + "{{ x }}" + sub(False) + block("endblock"),
+                block("macro k(a)") + "{{ a }}{{ kwargs|length }}" + block("endmacro") + "{{ k(n, z=1) }}"
+                + block("call k(1)") + sub(False) + block("endcall"),
+                block("macro v()") + "{{ varargs }}{{ kwargs|length }}{{ caller(n) if caller }}" + block("endmacro")
+                + block(rng.choice(["call(q) v(1, z=2)", "call v()", "call(q=3) v(*l, **d)"])) + "{{ q }}" + block("endcall"),
+                block("set q") + sub(False) + block("endset") + "{{ q|length }}",
+                block(f"if {expression(rng, 2)}") + "{{ s|nope }}" + block("endif"), "{{ s|nope if e else n }}",
+                block("for x in nested recursive") + "{{ loop.depth }}"
+                + "{{ loop(x) if x is iterable and x is not string and x is not mapping }}" + block("endfor")])
         elif kind == 10 and inside_loop:
             out += block(f"if {expression(rng, 2)}") + block(rng.choice(["break", "continue"])) + block("endif")
         else:

@@ -285,6 +285,8 @@ l|tojson(foo=1)
 raise_exception('boom ' ~ n)
 missing|tojson
 strftime_now('%Y-%m-%d %d %b %Y %H')
+strftime_now('%f|%z|%Z|%%f|%-d|%B %A|%j|%I %p|%y%%') ~ strftime_now('')
+strftime_now()
 range(10) [2:4]|list
 [1,2,3,][1]
 {'a': 1,}['a']
@@ -324,6 +326,164 @@ rows|groupby('k', default='q')|sort(attribute='grouper', reverse=true)|map('firs
 rows|map(attribute='k', default=none)|list
 [{'a': none}, {'a': {'b': 1}}]|groupby('a.b', default=2)|map('first')|list
 none|float ~ none|int
+d.items() ~ d.keys() ~ d.values() ~ {}.items()
+range(3) ~ range(1, 9, 2) ~ range(10)[2:5] ~ range(10)[::-3] ~ range(5)[-1] ~ range(3)|length
+[range(2), d.keys()]
+'A' in d.keys() and ('b', 1) in d.items() and 5 in d.values() and 3 in range(1, 6, 2) and 2 not in range(1, 6, 2)
+d.keys() == {'get': 1, 'A': 2, 'b': 3, 'items': 4}.keys() and range(0) == range(2, 1)
+d.items()[0] is undefined
+d.keys()|first ~ d.items()|last ~ range(4)|last
+d.keys() is sequence or d.keys() is not iterable
+range(3) is sequence and range(3) is iterable and range(3) is not callable
+range(3)|tojson
+d.items()|tojson
+big + 1 ~ '|' ~ big * big ~ '|' ~ (big - big) ~ '|' ~ big // 1000 ~ '|' ~ -big // 1000 ~ '|' ~ big % 1000 ~ '|' ~ -big % 1000
+2 ** 64 ~ '|' ~ 2 ** 200 // 3 ** 100 ~ '|' ~ 9223372036854775807 + 1 ~ '|' ~ -9223372036854775808 - 1 ~ '|' ~ 9223372036854775807 * 3
+big / 3 ~ '|' ~ (2 ** 1000) / (2 ** 990 + 1) ~ '|' ~ 9007199254740993 / 1
+big == 123456789012345678901.0 or big > 1e20 and 9007199254740993 != 9007199254740992.0 and 2 ** 53 == 9007199254740992.0
+'%d|%d|%x|%X|%o' % (1e20, big, big, -big, 2 ** 70)
+'{:,}|{:>30}|{:#x}|{:e}'.format(big, big, big, big)
+[big, 1e30, -big, 7]|sort
+[9007199254740993 == 9007199254740992.0, 9007199254740993 > 9007199254740992.0, 9007199254740992 == 9007199254740992.0, big == 123456789012345678901.0, big < 1e21, -big < -1e20, 0.5 < 1, big > 0.5]
+'{:.3}|{:.3}|{:.1}|{:.4}|{:.2}'.format(100.0, 99.0, 1.0, 1234.5, 0.00001)
+big|float ~ '99999999999999999999'|int + 1 ~ 1e25|int
+0xffffffffffffffffffff
+(2 ** 70).bit_length() ~ n.bit_length() ~ (255).bit_count() ~ f.is_integer() ~ (4.0).is_integer() ~ f.as_integer_ratio() ~ f.hex()
+(0.1).as_integer_ratio() ~ n.real ~ n.imag ~ f.real ~ n.numerator ~ true.real
+n.is_integer is defined
+2 ** 20000
+(-2) ** 2 ~ '|' ~ (-2) ** (n - 5) ~ '|' ~ -2 ** n
+10.0 ** 400
+0 ** -1
+1e308 * 10
+-7.5 // 2 ~ '|' ~ -7.5 % 2 ~ '|' ~ 7.5 // -2 ~ '|' ~ 0.0 * -1 ~ '|' ~ +(-0.0) ~ '|' ~ 5 % -3.0
+'ΟΔΥΣΣΕΥΣ ΣΑΣ.'.lower() ~ 'Straße ﬁ ŉ'.casefold() ~ 'ΑΣ'|lower ~ 'ΑΣ ΒΣ'.title() ~ 'ΑΣΑΣ'.capitalize() ~ 'ǅ'.title()
+'ªʰⅠⓐ'.islower() ~ 'ªʰ'.isupper() ~ 'Ⅷ'.isupper() ~ 'ǅ'.istitle() ~ '一二'.isnumeric() ~ '²'.isdigit() ~ '٣'.isdecimal() ~ 'é̂'|wordcount
+'٣٤'|int ~ '１２'|int ~ ' ٣.٥ '|float ~ '1_000'|int ~ '1__0'|int(-1) ~ '_1'|int(-1) ~ '1_0.5'|float ~ '0x1F'|int(0, 16) ~ '0b11'|int(0, 0) ~ '010'|int(-1, 0)
+'inf'|int ~ '1e400'|int(5) ~ 'nan'|int(6) ~ '1e3'|int
+(1e308 * 10)|int
+'ab_1é'.isidentifier() ~ '1a'.isidentifier() ~ 'aé'.isascii() ~ ''.isascii() ~ 'a\n'.isprintable() ~ ''.isprintable() ~ '\u200b'.isprintable()
+'abc'.translate({97: 'A', 98: none, 99: 120}) ~ 'hello'.translate('x'.maketrans('el', 'ip', 'o')) ~ 'ab'.maketrans({'a': 'q', 98: 1})
+'aaa'.find('a', 1) ~ 'aaa'.rfind('a', 0, -1) ~ 'aaa'.count('a', 1) ~ 'abc'.find('', 5) ~ 'abc'.count('', 4) ~ 'abc'.startswith('', 4) ~ 'abc'.find('c', -1) ~ 'abc'.index('b', none, 2)
+'x'.replace(old='x', new='y')
+'x'.center(none)
+l.index(2, 1, 3) ~ l.index(1, -2) ~ (1, 2, 1).count(true)
+'{:>6}|{:<6}|{:^6}|{:*^7}|{:06}|{:+}|{: }'.format('ab', 'cd', 'ef', 'x', -42, 7, 7)
+'{:8.3f}|{:.0f}|{:e}|{:.3g}|{:g}|{:.1%}|{:,.2f}|{:_}'.format(f, f, 12345.678, 12345.678, 1e20, 0.1234, 1234567.891, 1234567)
+'{:b}|{:o}|{:x}|{:X}|{:#b}|{:#X}|{:c}|{:5c}|{:08,}'.format(5, 8, 255, 255, 5, 255, 233, 65, 1234)
+'{:.3}|{:10.2}|{!r:>6}|{!s}|{!a}'.format('abcdef', 'xyz', 'q', none, 'é')
+'{:.3}|{:}|{:5}|{:.10}|{:#.3g}|{:.2}'.format(1234567.0, 1e16, 1.0, 0.1, 1.0, 100.0)
+'{0.k}|{0[v]}|{1[0]}|{a.b}|{0[nope]}|{0.nope}'.format(rows[0], l, a=d)
+'{:{}}|{:{w}.{p}f}'.format('a', 5, f, w=8, p=2)
+'{} {0}'.format(1)
+'{0} {}'.format(1)
+'{} {}'.format(1)
+'{x}'.format(y=1)
+'{:d}'.format(2.5)
+'{:,}'.format('a')
+'{:5}'.format(none)
+'{:q}'.format(1)
+'{'.format()
+'a}b'.format()
+'{a}'.format_map({'a': 1})
+'%(a)05.1f|%(b)-4d|%(a)s%%' % {'a': 2.25, 'b': 7}
+'%c%c|%5c' % (65, 'é', 'x') ~ '%a' % 'é' ~ '%i|%u' % (3.9, true) ~ '%*d|%-*d|%.*f' % (5, 42, 5, 42, 1, 2.55)
+'%5.1f|%-8.2e|%+g|%G|%#.0f|%05d|% d|%+d|%.3s|%08.3f' % (2.25, 12345.678, 1e-10, 1e-10, 3.0, -42, 5, 5, 'abcdef', -3.14159)
+'%f' % (1e20 * 1e300)
+'%x' % 2.5
+'%d' % 'a'
+'%d' % (1e308 * 10)
+'%c' % 'ab'
+'%s %s' % 'a'
+'%s' % ('a', 'b')
+'%q' % 1
+'%' % ()
+'%(a)s' % 5
+html|e|e ~ html|e|forceescape ~ (html|e|string)|e
+(html|e) + '<' ~ ('<' + (html|e)) ~ (html|e) ~ '<'
+[html|e, '<'|safe]
+(html|e) is escaped and '<'|safe is escaped and html is not escaped and (html|e|upper) is escaped and (html|e)|replace('a', 'b') is not escaped
+('<b>%s</b>'|safe) % html ~ ('%s'|safe)|format('<') ~ ('<{}>'|safe).format('<') ~ ('<'|safe) * 2
+(', '|safe).join(['<', '>'|e]) ~ ', '.join(['<'|e]) ~ ['<', '>'|e]|join('&') ~ ('a<b'|safe).split('<') ~ ('a<b'|e)[1:] ~ ('<'|safe).replace('<', '>')
+5|safe ~ none|e ~ l|e ~ missing|e ~ '<i>'|safe|title ~ '<i> x'|safe|truncate(3, true, '<', 0) ~ '<a\n<b'|safe|indent(1)
+missing is callable and range is callable and joiner() is callable and cycler(1) is not callable
+rows|sort(attribute='nope')|length ~ rows|sort(attribute='v,k')|map(attribute='v')|list
+rows|sort(attribute='k')
+[3, 'a']|sort
+[[1, 'b'], [1, 'a']]|sort(attribute=1) ~ [[2, 1], [1, 2]]|sort(attribute='0')
+l|map('nofilter')|list
+(l|map('nofilter')) is iterable
+([1, 'x']|map('round'))|first
+(['1', none]|map('upper'))|first
+(l|select('nope')) is iterable and (l|selectattr('x', 'nope')) is defined
+[1, 2, 'x']|select('odd')|first
+[[], 1]|unique|list
+['b', 'a', 'B', 1, 1.0, true, none, (1, 2), (1, 2)]|unique|list
+l|batch(2)|first ~ l|slice(2)|first ~ [1, 2, 3]|batch(0)|list
+l|slice(0)|list
+(l|map('string'))|last
+(l|map('string'))|length
+(l|map('string'))[0] is undefined
+l|map('string')|reverse|list ~ l|reverse|first ~ d|reverse|list
+{(1, 2): 'a', none: 'b', 1.5: 'c', true: 'd'}[(1, 2)] ~ {1: 'a', true: 'b', 1.0: 'c'} ~ {0.1: 1, 0.10000000000000001: 2, 0.1000001: 3}|length
+{[1]: 2}
+d[[1]] is undefined
+{(1, 2): 3}|tojson
+{2: 'a', 10: 'b', 1: 'c'}|tojson(sort_keys=true)
+{2: 'a', 'b': 1}|tojson(sort_keys=true)
+{none: 1, true: 2, 1.5: 3}|tojson ~ (1, 2)|tojson ~ {'a': 1}|tojson(indent=0) ~ [1]|tojson(indent=true) ~ [f * 1e308 * 10]|tojson
+long|wordwrap(7) ~ '|' ~ 'a well-known long-word-with hyphens'|wordwrap(9) ~ '|' ~ 'abcdefghijkl xy'|wordwrap(5, false) ~ '|' ~ 'x1-y2-z3 --q'|wordwrap(5) ~ '|' ~ 'a b c'|wordwrap(3, wrapstring='~')
+'x'|wordwrap(0)
+'<p>a &lt; b</p>\n  <!-- c <i> -->d &amp; e'|striptags ~ '&#65;&#x42;'|striptags ~ ('<b>x</b>'|safe).striptags()
+{'class': 'a b', 'id': '<1>', 'no': none, 'un': missing, 'n': 5}|xmlattr ~ {'a': 1}|xmlattr(false) ~ {}|xmlattr
+{'a b': 1}|xmlattr
+1|filesizeformat ~ 999|filesizeformat ~ 1000|filesizeformat ~ 1234567|filesizeformat ~ 1234567|filesizeformat(true) ~ '5e9'|filesizeformat ~ -5|filesizeformat ~ 10 ** 30|filesizeformat
+{'b': [1, 2], 'a': 'x'}|pprint ~ 'x'|pprint
+{'long': ['a word ' * 8, 'b word ' * 8], 'b': {'n': 1}}|pprint
+'some words ' * 10 |pprint
+2.5|round(none) ~ 1250|round(-2) ~ 1350|round(-2) ~ big|round(-3) ~ 2.675|round(2) ~ -2.5|round ~ 1.23456e22|round(-20) ~ 0.5|round(0, 'ceil') ~ 17|round(-1, 'floor')
+'1'|round
+-1|abs ~ true|abs ~ -big|abs
+'a'|sum
+l|sum(start='')
+[[1], [2]]|sum(start=[])
+n|attr('real') ~ d|attr('get') is callable ~ d|attr('b') is undefined
+namespace(_x=1) ~ namespace(_x=1)._x is defined
+namespace(a=1)['a'] ~ cycler(1, 2).items ~ cycler(1, 2).pos ~ joiner('x').sep ~ joiner().used
+true is sameas true and none is sameas none and l is sameas l and 1 is not sameas 1.0 and [] is not sameas []
+'abc' is in 'xabcx' and 'random' is filter and 'nope' is not test
+'x' if true else ('x'|nofilter)
+('x'|nofilter) if false
+'x'|nofilter
+3 is nope if false else 'ok'
+5[1:] ~ none[1:]
+(5)[1:]
+'tojson' is filter and l is eq([3, 1, 2])
+{}.fromkeys('ab', 0) ~ dict([('a', 1)], b=2) ~ dict(missing)
+{}.fromkeys('ab', 0) ~ dict([('a', 1)], b=2)
+'a' ~ 'b' if false
+d.copy() == d and d.copy() is not sameas d
+'e' .upper()
+l.append(4) is defined
+loop is defined
+'%s' % 5 is odd
+'a.b.c'|map('upper')|join('-')
+'abc'|first ~ 'abc'|last ~ ''|first ~ {}|last
+s|center(21) ~ '|' ~ s|center
+'a\x0bb\x1cc\u2028d'.splitlines() ~ 'a\n\nb\n'.splitlines(true)
+'it\'s "q" \\ \t\x00é\u00a0\U0001F600'|list
+'a,b' .split(',', maxsplit=0) ~ ' a b '.split(none, -1) ~ 'a  b'.rsplit(' ') ~ ' a  b '.rsplit(none, 1)
+{'a': 1}.get('a', default=2)
+'abc'[1:2:0]
+'abc'[::n] ~ 'abc'[-100:100] ~ l[5:] ~ l[-1::-1] ~ (1, 2, 3)[::2]
+'abc'['x':] is defined
+s['upper']() ~ d['keys']()|list|length
+none.x is defined or none['x'] is defined
+[1, [2, [3]]] == [1.0, [2, [3]]] and {'a': [1]} == {'a': [1]} and (1,) < (1, 2) and [1, 2] >= [1] and not ((1,) == [1])
+l < 5
+1 < n < 10 > 5 != 3
+f in [2.5] and true in [1] and 'x' not in {'y': 1}
+[l, e, s, 0, 0.0, '0', [0], {}, {'a': none}, big, 'false'|safe]|map('default', 'D', true)|list
 """.strip().split("\n")
 
 BLOCKS = [
@@ -402,6 +562,55 @@ BLOCKS = [
     "{% for m in rows %}{{- m.k if m.k is defined else '-' -}}{% endfor %}",
     "{% for x in l %}{% set last = loop.last %}{% if not last %}{{ x }},{% endif %}{% endfor %}",
     "{% for x in [1,2,3] %}{% set y = x %}{% for z in [1] %}{% set y = 'inner' %}{% endfor %}{{ y }}{% endfor %}",
+    # Names that a frame assigns to before it reads them are unset from its beginning.
+    "{% for i in [1] %}{{ s }}{% endfor %}{% set s = 1 %}{{ s }}",
+    "{{ s }}{% for i in [1] %}{{ s }}{% endfor %}{% set s = 1 %}{{ s }}",
+    "{% macro m() %}{{ s is defined }}{{ n is defined }}{% endmacro %}{{ m() }}{% if n %}{% set n = 1 %}{% endif %}{% set s = 2 %}{{ m() }}",
+    "{% for i in l %}{% with %}{{ s is defined }}{% endwith %}{% set s = i %}{% for j in [1] %}{{ s }}{% endfor %}{% endfor %}{{ s }}",
+    "{% if e %}{% set s = 1 %}{% endif %}{% for i in [1] %}{{ s }}{% endfor %}{% set s = 2 %}{% macro m() %}{{ s }}{% endmacro %}{{ m() }}",
+    "{% set s %}{{ s is defined }}{% endset %}{{ s }}{% set n = n %}{{ n }}",
+    "{% if e %}{% set s = 1 %}{% else %}{{ s }}{% endif %}{{ s }}{% filter replace('x', q) %}x{% set q = 'y' %}{% endfilter %}",
+    # Macros: what they tell of themselves, what they take.
+    "{% macro m(a, b=2) %}{{ a }}{{ b }}{{ kwargs }}{{ varargs }}{% endmacro %}{{ m }}{{ m.name }}{{ m.arguments }}{{ m.catch_kwargs }}{{ m.catch_varargs }}{{ m.caller }}{{ m(1, 3, 4, z=5) }}",
+    "{% macro m(a) %}{{ kwargs|length }}{% endmacro %}{% call m(1) %}x{% endcall %}{{ m(1, caller=2) }}",
+    "{% macro m(a) %}{{ a }}{% endmacro %}{% call m(1) %}x{% endcall %}",
+    "{% macro m(a) %}{{ a }}{{ caller }}|{{ caller.name }}{{ caller.arguments }}{% endmacro %}{% call(x, y=1) m(1) %}x{% endcall %}{{ m(2) }}",
+    "{% macro m(caller) %}{{ caller }}{% endmacro %}{{ m(1) }}",
+    "{% macro m(caller=5) %}{{ caller }}{% endmacro %}{{ m() }}{{ m(1) }}{{ m(caller=none) }}",
+    "{% macro m(kwargs) %}{{ kwargs }}{% endmacro %}{{ m(1) }}{{ m(kwargs=2) }}",
+    "{% macro m() %}{% set varargs = 1 %}{{ varargs }}{% endmacro %}{{ m() }}{{ m(2) }}",
+    "{% macro m(a, b=a, c=b ~ a) %}{{ a }}{{ b }}{{ c }}{% endmacro %}{{ m(1) }}{{ m(1, c=3) }}{{ m() }}",
+    "{% macro a() %}{{ b() }}{% endmacro %}{% macro b() %}B{% endmacro %}{{ a() }}",
+    "{% macro m() %}{{ varargs|length }}{{ kwargs.q }}{% endmacro %}{{ m(*l, **{'q': 1}) }}{{ m(*l, q=2) }}",
+    # Generators make their items when they are asked for.
+    "{% set ns = namespace(x=1) %}{% set g = [ns]|map(attribute='x') %}{% set ns.x = 2 %}{{ g|list }}",
+    "{% set g = l|map('string') %}{% for x in g %}{{ x }}{% break %}{% endfor %}{{ g|join(',') }}",
+    "{% for x in l|map('string') %}{{ x }}{{ loop.last }}{{ loop.nextitem }}{% endfor %}{% for x in l|select %}{{ loop.length }}{% endfor %}",
+    "{% set g = [1, 'x', 2]|map('round') %}{{ g|first }}{{ g is iterable }}",
+    "{% set g = [1, 'x', 2]|map('round') %}{{ g|list }}",
+    "{% for x in range(3) %}{{ loop }}{% endfor %}{% set r = range(4) %}{{ r }}{{ r|list }}{{ r|list }}",
+    "{% for x in l %}{{ loop.changed(x > 1) }}{{ loop.cycle(*w) }}{{ loop is callable }}{{ loop|length }}{% endfor %}",
+    # Blocks render where they stand, and see what is set outside of all other statements.
+    "{% set a = 1 %}{% for i in [7] %}{% block one %}{{ a }}{{ i is defined }}{% set a = 2 %}{{ a }}{% endblock %}{% block two scoped %}{{ i }}{% endblock two %}{% endfor %}{{ a }}",
+    "{% block a %}{% endblock %}{% block a %}{% endblock %}",
+    # autoescape.
+    "{% autoescape true %}{{ html }}{{ html|safe }}{{ '<' ~ html }}{{ ('<'|e) ~ n ~ html }}{% endautoescape %}{{ html }}",
+    "{% autoescape true %}{% set x %}<i>{{ html }}{% endset %}{{ x }}{{ [x, '<']|join('<') }}{{ x|replace('<', '>') }}{% filter upper %}<{{ html }}{% endfilter %}{% endautoescape %}{{ x }}",
+    "{% macro m(a) %}<{{ a }}>{% endmacro %}{% autoescape true %}{{ m('<') }}{{ m('<') is escaped }}{% macro k(a) %}<{{ a }}>{% endmacro %}{{ k('<') }}{% endautoescape %}{{ m('<') }}",
+    "{% autoescape false %}{{ html }}{% endautoescape %}{% for x in l %}{% autoescape false %}{% if x == 1 %}{% break %}{% endif %}{% endautoescape %}{{ x }}{% endfor %}",
+    # What Jinja2 does not know fails at load, but in a branch only where it is reached.
+    "{% if e %}{{ s|nofilter }}{{ s is notest }}{% endif %}ok",
+    "{% if n %}{{ s|nofilter }}{% endif %}",
+    "{% if e %}{% for x in l %}{{ x|nofilter }}{% endfor %}{% endif %}",
+    "{% if e %}{% for x in l|nofilter %}{% endfor %}{% endif %}ok",
+    "{% if e %}{% set x %}{{ s|nofilter }}{% endset %}{% endif %}",
+    "{% for x in [1] %}{% set loop = 1 %}{% endfor %}",
+    "{% for loop in [1] %}{% endfor %}",
+    "{% generation %}{{ varargs }}{{ kwargs }}{{ caller is defined }}{% endgeneration %}",
+    "{% set ns = namespace(a=1) %}{% set ns.a, ns.b = 2, 3 %}{{ ns.a }}{{ ns.b }}{% set ns._c = 4 %}{{ ns._c is defined }}{{ ns }}",
+    "{% set ns = namespace(a=1) %}{% set ns.a %}x{% endset %}{{ ns.a }}",
+    "{% raw %}",
+    "a{% raw %} ",
     "{% print n, s %}",
     "{{ n }}{{ n",
     "{% if n %}",
