@@ -64,6 +64,7 @@ void Alarms::Add(const LedgerLine& l) {
 }
 
 void Alarms::BeginAnew(double t) {
+  began_ = t;
   for (auto& [name, source] : sources_) {
     source.infra.clear();
     source.silent.clear();
@@ -85,8 +86,9 @@ std::vector<std::string> Alarms::Raised(double now, const std::vector<SourceShap
     };
     share("infra_share", limits_.infra_share, source.infra, kAlarmAttempts, "attempts were infrastructure failures");
     share("zero_signal_share", limits_.zero_signal_share, source.silent, kAlarmGroups, "groups had equal rewards");
-    if (limits_.head_wait_s && s.head && s.head_running > 0 && now - s.head_since > *limits_.head_wait_s) {
-      raise("head_wait", fmt::format("group {} of {} runs for {:.0f} s and is the head of the window", *s.head, s.source, now - s.head_since));
+    const double head_since = std::max(s.head_since, began_);
+    if (limits_.head_wait_s && s.head && s.head_running > 0 && now - head_since > *limits_.head_wait_s) {
+      raise("head_wait", fmt::format("group {} of {} runs for {:.0f} s and is the head of the window", *s.head, s.source, now - head_since));
     }
     if (limits_.reward_collapse && source.rewards_differed && source.rewards.size() == kAlarmRewards && AllEqual(source.rewards)) {
       raise("reward_collapse", fmt::format("the last {} rewards are all {:g}", source.rewards.size(), source.rewards.back()));

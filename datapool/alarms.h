@@ -51,6 +51,7 @@ class Alarms {
   };
 
   AlarmLimits limits_;
+  double began_ = -1e300;  // of a resumed job
   std::map<std::string, Source> sources_;
   std::map<int64_t, Group> open_;  // in flight
 };

@@ -85,7 +85,8 @@ struct LocalDataPool::Impl {
   int64_t synced_seq = 0;     // lines up to here are on disk for good
   int64_t clock_base_us = 0;  // pool time at clock_origin_s
   double clock_origin_s = 0;
-  bool paused = false;        // while it is, or something is held, the clock stands at clock_base_us
+  bool paused = false;        // for an evaluation
+  bool alarmed = false;       // an alarm that pauses the job is raised
   std::string job;
   std::string trainer;
   bool trainer_attached = false;  // in this job incarnation
@@ -118,19 +119,23 @@ struct LocalDataPool::Impl {
 
   // ---- the clock that the core sees: microseconds, so that a printed time parses back to the same double
 
+  // Where nothing is handed out no deadline may pass: groups that nobody plays would be buried and refilled without end.
+  bool Stands() const { return paused || alarmed || !held.empty(); }
   int64_t NowUs() const {
-    if (paused || !held.empty()) return clock_base_us;
+    if (Stands()) return clock_base_us;
     return clock_base_us + static_cast<int64_t>(std::max(0.0, env.clock.NowS() - clock_origin_s) * 1e6);
   }
   double Now() const { return std::max(window.now(), static_cast<double>(NowUs()) / 1e6); }
 
-  void SetClock(bool pause, const std::string& hold) {
+  // Before any of the three that it stands for changes.
+  void KeepTime() {
     clock_base_us = NowUs();
     clock_origin_s = env.clock.NowS();
-    paused = pause;
-    held = hold;
   }
-  void SetPaused(bool on) { SetClock(on, held); }
+  void SetPaused(bool on) {
+    KeepTime();
+    paused = on;
+  }
 
   // ---- state as bytes
 
@@ -218,6 +223,7 @@ struct LocalDataPool::Impl {
       RETURN_IF_ERROR(ResumeJob(turn));
     }
     Persist(turn);
+    CheckAlarms();  // before a deadline is looked at
     return Status::Ok();
   }
 
@@ -484,6 +490,11 @@ struct LocalDataPool::Impl {
     }
     for (const std::string& name : now) metrics["alarm." + name].Set(1);
     raised = std::move(now);
+    if (const bool pauses = alarms.pause() && !raised.empty(); pauses != alarmed) {
+      KeepTime();
+      alarmed = pauses;
+    }
+    metrics["alarm_pauses"].Set(alarmed);
   }
 
   // Lines of the pool's own.
@@ -511,7 +522,8 @@ struct LocalDataPool::Impl {
     gate.Look(*space, static_cast<int64_t>(handed.size()));
     if (gate.reason() == held || !window.started() || window.closed()) return;
     const std::string why = gate.reason();
-    SetClock(paused, why);
+    KeepTime();
+    held = why;
     LedgerLine line;
     line.kind = LedgerLine::Kind::kSpace;
     line.reason = why.empty() ? "back" : why;
@@ -552,7 +564,7 @@ struct LocalDataPool::Impl {
   }
 
   double WaitS() const {
-    if (paused || !held.empty()) return kIdleWaitS;
+    if (Stands()) return kIdleWaitS;
     const std::optional<double> due = window.NextDeadline();
     if (!due) return kIdleWaitS;
     return std::clamp(*due - Now(), 0.001, kTickWaitS);
@@ -690,7 +702,7 @@ struct LocalDataPool::Impl {
       if (window.RunningAttempt(id.group, id.rollout) != id.attempt) cancelled.push_back(id);
     }
     LookAtSpace(turn);
-    if (!paused && held.empty() && trainer_attached && !(alarms.pause() && !raised.empty())) {
+    if (!Stands() && trainer_attached) {
       for (const OpenRollout& r : running) {
         if (static_cast<int64_t>(issues.size()) >= std::min<int64_t>(max, gate.room())) break;
         if (handed.count(r.id)) continue;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "datapool/types.h"
 
@@ -81,6 +82,16 @@ std::vector<std::string> Windows(const ViewState& view) {
   return lines;
 }
 
+// Names of the alarms that are raised: "infra_share, head_wait.code".
+std::string Alarms(const ViewState& view) {
+  constexpr std::string_view kAlarm = "alarm.";
+  std::string names;
+  for (const auto& [name, value] : view.pool) {
+    if (value != 0 && name.rfind(kAlarm, 0) == 0) names += (names.empty() ? "" : ", ") + name.substr(kAlarm.size());
+  }
+  return names;
+}
+
 // Empty while the trainer has what it wants.
 std::string WhyItWaits(const ViewState& view) {
   if (Value(view.pool, "asking") == 0) return "";
@@ -155,6 +166,9 @@ std::vector<std::string> RenderPanel(const ViewState& view, size_t width) {
                     : fmt::format("          held: only {:.0f} MB are free on the disk; no new rollouts until there is space", Value(view.pool, "disk_free_bytes") / 1e6));
     }
   }
+  if (const std::string alarms = Alarms(view); !alarms.empty() && !view.ended) {
+    add("alarm     " + alarms + (Value(view.pool, "alarm_pauses") == 0 ? "" : ": paused, no new rollouts until it is cured (Ctrl-C, then run --resume)"));
+  }
   add("failures  " + Failures(view));
   const bool judging = !view.ended && view.eval_tasks > view.eval_done;
   if (!view.evaluations.empty() || judging) {
@@ -181,6 +195,9 @@ std::string RenderProgress(const ViewState& view) {
   }
   if (view.phase == "proving") text += fmt::format(": tree = rows on the batch of step {}", next);
   if (view.phase == "training") text += fmt::format(": step {} of {}", next, view.steps);
+  if (const std::string alarms = Alarms(view); !alarms.empty()) {
+    text += fmt::format("; alarm {}{}", alarms, Value(view.pool, "alarm_pauses") == 0 ? "" : ", paused");
+  }
   return fmt::format("{} ({})", text, Duration(view.elapsed_s));
 }
 

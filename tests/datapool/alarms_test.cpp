@@ -96,6 +96,8 @@ TEST(Alarms, EachRisesAtItsLimit) {
   resumed.t = 100;
   collapsed.Add(resumed);
   EXPECT_THAT(Names(collapsed, 100, 90), testing::IsEmpty()) << "a resumed job begins anew";
+  EXPECT_THAT(Names(collapsed, 1800, -1000), testing::IsEmpty()) << "its head too";
+  EXPECT_THAT(Names(collapsed, 100 + 1801, -1000), testing::ElementsAre("head_wait", "nothing_scored"));
 
   Alarms stopped = silent;
   EXPECT_THAT(Names(stopped, 100, 90), testing::ElementsAre("zero_signal_share"));

@@ -108,18 +108,28 @@ TEST(Service, ShowsTheWindowOfEachSource) {
   }
 }
 
-// What could go wrong: an alarm that should pause the job does not, or one that should only speak does.
+// What could go wrong: an alarm that should pause the job does not, or one that should only speak does; groups that nobody plays while it
+// is paused reach their deadlines; the view does not say why nothing goes on; a pool that restarts meanwhile goes on.
 TEST(Service, AnAlarmCanPauseTheJob) {
   for (const bool pause : {false, true}) {
     FakeClock clock;
     Faults faults;
     Metrics metrics;
     LocalPoolOptions options;
-    options.config = Config(R"({"P":1,"S":3})");
+    options.config = Config(R"({"P":1,"S":3,"deadline_s":100})");
     options.job_incarnation = "j";
+    std::string path = testing::TempDir() + "/ledger-XXXXXX";
+    const int fd = mkstemp(path.data());
+    ASSERT_GE(fd, 0);
+    close(fd);
+    options.ledger_path = path;
     options.alarms.head_wait_s = 60;
     options.alarms.pause = pause;
-    auto pool = LocalDataPool::Open(options, MakeMemoryStore(), metrics, Env{clock, PosixFileSystem::Get(), faults, Rng(0)});
+    const std::unique_ptr<Store> store = MakeMemoryStore();
+    auto open = [&] {
+      return LocalDataPool::Open(options, std::make_unique<BorrowedStore>(*store), metrics, Env{clock, PosixFileSystem::Get(), faults, Rng(0)});
+    };
+    auto pool = open();
     ASSERT_TRUE(pool.ok());
     ASSERT_TRUE((*pool)->AttachAgents("a").ok());
     ASSERT_TRUE((*pool)->AttachTrainer("t", 0).ok());
@@ -128,12 +138,28 @@ TEST(Service, AnAlarmCanPauseTheJob) {
     ASSERT_TRUE((*pool)->Pause(false).ok());  // any call: time is looked at between calls
     EXPECT_EQ((*pool)->TakeIssues("a", 1, 0)->issues.size(), pause ? 0u : 1u);
     EXPECT_EQ((*pool)->Metrics()->at("alarm.head_wait"), 1);
+    EXPECT_EQ((*pool)->Metrics()->at("alarm_pauses"), pause);
     EXPECT_THAT(metrics.Lines(), testing::ElementsAre(testing::StartsWith("alarm: head_wait: group 0 of default runs for 61 s")));
+    for (int life = 0; life < 2; ++life) {
+      clock.Advance(500);
+      ASSERT_TRUE((*pool)->Pause(false).ok());
+      EXPECT_EQ((*pool)->TakeIssues("a", 0, 0)->issues.size(), 0u);
+      EXPECT_EQ((*pool)->Metrics()->at("tombstoned"), pause ? 0 : 4 + 4 * life);
+      pool->reset();
+      pool = open();
+      ASSERT_TRUE(pool.ok());
+    }
+    unlink(path.c_str());
+    if (!pause) continue;
+    // What runs goes on, and cures it.
     FinishedAttempt f;
     f.id = {0, 0, 1};
     f.outcome = "scored";
     f.reward = 1;
     ASSERT_TRUE((*pool)->Finish("a", f).ok());
+    ASSERT_TRUE((*pool)->Pause(false).ok());
+    EXPECT_EQ((*pool)->Metrics()->at("alarm_pauses"), 0);
+    EXPECT_EQ((*pool)->TakeIssues("a", 1, 0)->issues.size(), 1u);
   }
 }
 

@@ -90,6 +90,14 @@ TEST(LiveView, ShowsWhereTheJobStands) {
   held.pool["held"] = 1;
   held.pool["store_bytes"] = 1e9;
   EXPECT_THAT(RenderPanel(held, 130), testing::Contains(testing::StartsWith("          held: the store is at its bound (1000 MB)")));
+  ViewState alarmed = Sample();
+  alarmed.pool["alarm.infra_share"] = 1;
+  alarmed.pool["alarm.head_wait"] = 0;  // it fell
+  EXPECT_THAT(RenderPanel(alarmed, 130), testing::Contains("alarm     infra_share"));
+  EXPECT_THAT(RenderProgress(alarmed), testing::HasSubstr("; alarm infra_share ("));
+  alarmed.pool["alarm_pauses"] = 1;
+  EXPECT_THAT(RenderPanel(alarmed, 130), testing::Contains("alarm     infra_share: paused, no new rollouts until it is cured (Ctrl-C, then run --resume)"));
+  EXPECT_THAT(RenderProgress(alarmed), testing::HasSubstr("; alarm infra_share, paused ("));
 }
 
 // With several sources one of them would stand for all, and the trainer seem to wait for what it has.
