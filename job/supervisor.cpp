@@ -8,7 +8,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
+#include <future>
+#include <memory>
+#include <thread>
 
 #include "common/clock.h"
 #include "common/file.h"
@@ -278,14 +282,45 @@ struct Supervisor::Impl {
     if (why.ok() && !Trim(*why).empty()) end->reason = FromRole("agents", std::string(Trim(*why)));
   }
 
+  // A pool that is dead, or dies of this very call, is started again: only it can write what became of open rollouts, and a job whose pool
+  // was not closed is not done.
   void ClosePool() {
-    const Child* pool = nullptr;
-    for (const Child& child : children) {
+    Child* pool = nullptr;
+    for (Child& child : children) {
       if (child.spec.role == "pool") pool = &child;
     }
-    if (hard || !pool || pool->pid <= 0) return;
+    if (hard || !pool || (pool->pid <= 0 && end->exit_code != 0)) return;
     const auto reason = end->exit_code == 0 ? datapool::CloseReason::kJobEnd : datapool::CloseReason::kStopped;
-    if (Status s = datapool::ConnectDataPool(pool->spec.address)->Close(reason); !s.ok()) log::Warn("pool not closed", {{"error", s.ToString()}});
+    // On a thread of its own, since the child is seen to die, and started, on this one.
+    auto answer = std::make_shared<std::promise<Status>>();
+    std::future<Status> closed = answer->get_future();
+    std::thread([answer, reason, address = pool->spec.address] {
+      answer->set_value(datapool::ConnectDataPool(address)->Close(reason));
+    }).detach();
+    int starts = 0;
+    while (closed.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+      if (hard || starts > kDeathsMax) break;
+      if (pool->pid <= 0) {
+        ++starts;
+        ++restarts;
+        Note("pool died before it was closed; restarting it");
+        if (Status s = Start(*pool); !s.ok()) log::Warn("pool not started", {{"error", s.ToString()}});
+      }
+      Wait(0.02);
+      ReapAll();
+    }
+    if (hard) return;
+    Status s;
+    if (starts > kDeathsMax) {
+      s = Unavailable(fmt::format("it died {} times; last output: {}", starts, LastLines(run.File("logs/pool.log"), 3)));
+    } else {
+      s = closed.get();
+    }
+    if (s.ok()) return;
+    log::Warn("pool not closed", {{"error", s.ToString()}});
+    if (end->exit_code != 0) return;
+    end = Ended(1, "failed", fmt::format("all {} steps are done, but the pool could not be closed: {}; --resume tries again",
+                                         job.trainer.steps, s.message()));
   }
 
   JobEnd Run() {

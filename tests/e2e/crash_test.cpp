@@ -59,6 +59,21 @@ TEST_P(KillRole, TheJobGoesOn) {
 INSTANTIATE_TEST_SUITE_P(Roles, KillRole, testing::Values("pool", "sandbox", "rollout", "gateway", "trainer", "agents"),
                          [](const auto& given) { return std::string(given.param); });
 
+// What becomes of open rollouts is the last thing that a pool writes: one that died of it left a "done" job with rollouts running for ever.
+TEST(Crash, APoolThatDiesWhileItIsClosedIsClosedAllTheSame) {
+  for (const char* moment : {"applied", "durable"}) {
+    JobProcess job(std::string("close_") + moment);
+    job.Start(kArguments, {{"TEMPER_FAULTS", std::string("pool.close.") + moment + "=exit@1"}});
+    ASSERT_EQ(job.Wait(180), 0) << job.Output();
+    ExpectGoodEnd(job);
+    EXPECT_NE(job.Output().find("pool died before it was closed; restarting it"), std::string::npos) << job.Output();
+    EXPECT_EQ(*JsonRef(job.Summary()).IntOr("restarts", 0), 1);
+    std::string output;
+    EXPECT_EQ(JobProcess::Door({"pool", "verify", job.folder()}, &output), 0) << output;
+    EXPECT_NE(output.find("\"running\":0"), std::string::npos) << output;
+  }
+}
+
 // A rank of the trainer that is killed must not be waited for: it is named within seconds, and the trainer begins again with all of them.
 TEST(Crash, AKilledRankIsNamedAndTheJobGoesOn) {
   JobProcess job("rank");
