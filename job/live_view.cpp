@@ -117,6 +117,18 @@ std::string WarmUp(const ViewState& view) {
   return fmt::format("{:.0f} of {:.0f} tokens, loss {:.3f}", view.warm_up_tokens, view.warm_up_tokens_all, view.warm_up_loss);
 }
 
+std::string KindOf(const std::string& line) {
+  constexpr size_t kCompared = 48;
+  std::string kind;
+  for (const char c : line) {
+    const bool digit = c >= '0' && c <= '9';
+    if (!digit) kind += c;
+    else if (kind.empty() || kind.back() != '#') kind += '#';
+    if (kind.size() == kCompared) break;
+  }
+  return kind;
+}
+
 std::string Bound(const ViewState& view) {
   return view.staleness_bound ? fmt::format("/{}", *view.staleness_bound) : "";
 }
@@ -167,7 +179,8 @@ std::vector<std::string> RenderPanel(const ViewState& view, size_t width) {
     }
   }
   if (const std::string alarms = Alarms(view); !alarms.empty() && !view.ended) {
-    add("alarm     " + alarms + (Value(view.pool, "alarm_pauses") == 0 ? "" : ": paused, no new rollouts until it is cured (Ctrl-C, then run --resume)"));
+    const bool pauses = Value(view.pool, "alarm_pauses") != 0;
+    add("alarm     " + alarms + (pauses ? ": paused, no new rollouts until it is cured (Ctrl-C, then run --resume)" : ""));
   }
   add("failures  " + Failures(view));
   const bool judging = !view.ended && view.eval_tasks > view.eval_done;
@@ -210,6 +223,34 @@ bool Progress::Due(const ViewState& view, double now_s) {
   if (!changed && now_s - said_s_ < kSilenceS) return false;
   said_s_ = now_s;
   return true;
+}
+
+std::vector<std::string> Chatter::Take(const std::vector<std::string>& lines, double now_s) {
+  std::vector<std::string> told;
+  for (const std::string& line : lines) {
+    auto [it, fresh] = kinds_.try_emplace(KindOf(line), Kind{now_s, 0, ""});
+    if (fresh) {
+      told.push_back(line);
+    } else {
+      ++it->second.more;
+      it->second.last = line;
+    }
+  }
+  for (auto it = kinds_.begin(); it != kinds_.end();) {
+    Kind& kind = it->second;
+    if (now_s - kind.told_s < kTogetherS) {
+      ++it;
+      continue;
+    }
+    if (kind.more == 0) {
+      it = kinds_.erase(it);
+      continue;
+    }
+    told.push_back(kind.last + (kind.more > 1 ? fmt::format(" (and {} more like it)", kind.more - 1) : ""));
+    kind = {now_s, 0, ""};
+    ++it;
+  }
+  return told;
 }
 
 std::string RenderStep(const ViewState& view, const StepView& step) {

@@ -73,6 +73,23 @@ class Progress {
   double said_s_ = 0;
 };
 
+// What the roles have to say, as a person reads it: the first line of a kind at once; those like it that follow are counted, and the last of
+// them is told when ten seconds are over. Two lines are of a kind when they begin alike but for their numbers.
+class Chatter {
+ public:
+  static constexpr double kTogetherS = 10;
+  // New lines, oldest first; gives what is to be told now. Call it without lines too, so that what was counted is told in its time.
+  std::vector<std::string> Take(const std::vector<std::string>& lines, double now_s);
+
+ private:
+  struct Kind {
+    double told_s = 0;
+    int64_t more = 0;  // since then
+    std::string last;
+  };
+  std::map<std::string, Kind> kinds_;
+};
+
 // The plain line of one step.
 std::string RenderStep(const ViewState& view, const StepView& step);
 

@@ -209,6 +209,7 @@ struct Supervisor::Impl {
     if (panel) {
       printer.Draw(watcher.view());
     } else {
+      for (const std::string& line : news.said) Line(line);
       for (const StepView& step : news.steps) Line(RenderStep(watcher.view(), step));
       for (const auto& [version, rate] : news.evaluations) Line(fmt::format("held-out pass rate {:.3f} at version {}", rate, version));
       if (!end && progress.Due(watcher.view(), clock.NowS())) Line(RenderProgress(watcher.view()));

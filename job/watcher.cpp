@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <mutex>
+#include <span>
 #include <thread>
 
 #include "common/file.h"
@@ -36,6 +37,15 @@ const char* PhaseName(double phase) {
     case trainer::Phase::kTraining: return "training";
   }
   return "";
+}
+
+// A role tells its last lines: those behind what was known. With more new ones than it keeps, all of them are.
+std::span<const std::string> NewLines(const std::vector<std::string>& known, const std::vector<std::string>& lines) {
+  for (size_t gone = 0; gone < known.size(); ++gone) {
+    const std::span<const std::string> kept = std::span(known).subspan(gone);
+    if (kept.size() <= lines.size() && std::equal(kept.begin(), kept.end(), lines.begin())) return std::span(lines).subspan(kept.size());
+  }
+  return lines;
 }
 
 double NumberOr(const json::value& value, std::string_view key, double fallback) {
@@ -165,6 +175,13 @@ void Watcher::TakeSnapshots() {
   for (auto& [role, answer] : poller_->Latest()) {
     const RoleSnapshot& snapshot = answer.snapshot;
     if (role == "gateway") gateway_s_ = answer.at_s;
+    std::vector<std::string>& known = lines_of_[role];
+    if (pids_[role] != snapshot.pid) known.clear();
+    for (const std::string& line : NewLines(known, snapshot.lines)) {
+      fresh_lines_.push_back(role + ": " + line);
+      for (char& c : fresh_lines_.back()) c = static_cast<unsigned char>(c) < ' ' ? ' ' : c;  // words of a program: one line all the same
+    }
+    known = snapshot.lines;
     pids_[role] = snapshot.pid;
     metrics_of_[role] = snapshot.metrics;
     for (const auto& [name, value] : snapshot.metrics) {
@@ -198,6 +215,7 @@ News Watcher::Refresh() {
   News news;
   TakeSnapshots();
   const double now_s = clock_.NowS();
+  TakeLines(now_s, &news);
   view_.elapsed_s = options_.elapsed_before_s + now_s - started_s_;
   std::map<std::string, double> counters = Counters();
   const double drawn = counters["gateway.tokens_sampled"] + counters["gateway.tokens_sampled_eval"];
@@ -226,6 +244,13 @@ News Watcher::Refresh() {
   if (metrics_of_.count("trainer")) view_.phase = PhaseName(Metric("trainer", "phase"));
   else view_.phase = view_.history.empty() ? "starting" : "training";
   return news;
+}
+
+void Watcher::TakeLines(double now_s, News* news) {
+  constexpr size_t kKept = 20;
+  news->said = chatter_.Take(std::exchange(fresh_lines_, {}), now_s);
+  view_.notes.insert(view_.notes.end(), news->said.begin(), news->said.end());
+  if (view_.notes.size() > kKept) view_.notes.erase(view_.notes.begin(), view_.notes.end() - kKept);
 }
 
 // One look at the gateway's count is worth one entry, however often the view is refreshed.

@@ -38,6 +38,7 @@ void AddSources(const std::vector<PlannedSource>& sources, WatcherOptions* optio
 struct News {
   std::vector<StepView> steps;
   std::vector<std::pair<int64_t, double>> evaluations;
+  std::vector<std::string> said;  // by the roles: alarms, failures, groups that were buried; among the view's notes too
 };
 
 // Single-threaded apart from its own polling thread.
@@ -61,6 +62,8 @@ class Watcher {
   class Tail;
   double Metric(const std::string& role, const std::string& name) const;
   void TakeSnapshots();
+  // What the roles said since the last look.
+  void TakeLines(double now_s, News* news);
   void TakeDrawn(double now_s, double drawn);
   // Of the steps that are new now; they begin the next one's.
   std::optional<double> StepRate();
@@ -77,6 +80,9 @@ class Watcher {
   std::map<std::string, double> finished_;
   std::map<std::string, std::pair<int64_t, double>> running_;        // pid and last value
   std::map<std::string, int64_t> pids_;
+  std::map<std::string, std::vector<std::string>> lines_of_;  // role -> its last lines, of the process that is looked at
+  std::vector<std::string> fresh_lines_;
+  Chatter chatter_;
   double gateway_s_ = -1, gateway_taken_s_ = -1;                     // when it last answered; that look is in drawn_
   std::vector<std::pair<double, double>> drawn_;                     // time, tokens: looks of the last seconds
   std::vector<std::pair<double, double>> step_looks_;                // before the first token, then at steps: what they count from

@@ -176,6 +176,22 @@ TEST(LiveView, ProgressSaysHowFarEachPhaseIs) {
   EXPECT_EQ(text("proving"), "proving: tree = rows on the batch of step 1 (2:10)");
 }
 
+// A thousand groups that are buried for one cause would push everything else away; an alarm among them must be seen at once.
+TEST(LiveView, LinesOfAKindAreToldTogether) {
+  Chatter chatter;
+  using testing::ElementsAre;
+  using testing::IsEmpty;
+  EXPECT_THAT(chatter.Take({"pool: group 1 tombstoned: deadline", "pool: group 12 tombstoned: deadline", "pool: group 3 tombstoned: stale"}, 100),
+              ElementsAre("pool: group 1 tombstoned: deadline", "pool: group 3 tombstoned: stale"));
+  EXPECT_THAT(chatter.Take({"pool: group 4 tombstoned: deadline", "pool: alarm: infra_share: 40 of the last 64"}, 101), ElementsAre("pool: alarm: infra_share: 40 of the last 64"));
+  EXPECT_THAT(chatter.Take({}, 109.9), IsEmpty());
+  EXPECT_THAT(chatter.Take({}, 110), ElementsAre("pool: group 4 tombstoned: deadline (and 1 more like it)"));
+  EXPECT_THAT(chatter.Take({"pool: group 5 tombstoned: deadline"}, 119), IsEmpty()) << "ten seconds since it was told last";
+  EXPECT_THAT(chatter.Take({}, 120), ElementsAre("pool: group 5 tombstoned: deadline"));
+  EXPECT_THAT(chatter.Take({}, 130), IsEmpty());
+  EXPECT_THAT(chatter.Take({"pool: group 6 tombstoned: deadline"}, 131), ElementsAre("pool: group 6 tombstoned: deadline"));
+}
+
 // A line at every change of the phase, none for what every step goes through, and never half a minute of silence.
 TEST(LiveView, ProgressIsDueAtChangesAndInSilence) {
   ViewState view;

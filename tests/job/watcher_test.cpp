@@ -141,5 +141,26 @@ TEST_F(WatcherTest, PhasesAndNews) {
   EXPECT_EQ(watcher.Refresh().steps.size(), 1u);
 }
 
+// An alarm that stands in a log alone wakes nobody.
+TEST_F(WatcherTest, WhatTheRolesSayIsNews) {
+  Watcher watcher(options_, clock_);
+  EXPECT_TRUE(Look(watcher, 1, 0).said.empty());
+  pool_.metrics.Say("alarm: head_wait: group 3 runs");
+  trainer_.metrics.Say("alarm: head_wait: group 3 runs");
+  EXPECT_EQ(Look(watcher, 1, 0).said, (std::vector<std::string>{"pool: alarm: head_wait: group 3 runs", "trainer: alarm: head_wait: group 3 runs"}));
+  EXPECT_EQ(watcher.view().notes.size(), 2u);
+  EXPECT_TRUE(Look(watcher, 1, 0).said.empty()) << "once";
+  // More than the roles keep, of different kinds; and then some that push the former ones out.
+  auto say = [&](char from, char to) {
+    for (char c = from; c <= to; ++c) pool_.metrics.Say(std::string("line ") + c);
+    return Look(watcher, 1, 0).said;
+  };
+  EXPECT_EQ(say('a', 'f').size(), 6u);
+  EXPECT_EQ(say('g', 'z').size(), 20u);
+  EXPECT_EQ(say('A', 'C'), (std::vector<std::string>{"pool: line A", "pool: line B", "pool: line C"}));
+  EXPECT_EQ(watcher.view().notes.size(), 20u);
+  EXPECT_EQ(watcher.view().notes.back(), "pool: line C");
+}
+
 }  // namespace
 }  // namespace temper::job
