@@ -279,7 +279,6 @@ std::string PrintPoolConfig(const PoolConfig& c) {
 Result<TimedEvent> ParseEvent(std::string_view text) {
   ASSIGN_OR_RETURN(json::value value, ParseJson(text));
   JsonRef object(value);
-  RETURN_IF_ERROR(object.OnlyKeys({"t", "event", "group", "rollout", "attempt", "outcome", "kind", "reward", "batch", "step", "who"}));
   TimedEvent timed;
   Event& e = timed.event;
   ASSIGN_OR_RETURN(JsonRef t, object.Field("t"));
@@ -287,6 +286,15 @@ Result<TimedEvent> ParseEvent(std::string_view text) {
   ASSIGN_OR_RETURN(JsonRef event, object.Field("event"));
   enum { kFinish, kFail, kLease, kUpdate, kCommit, kCrash, kTick };
   ASSIGN_OR_RETURN(int word, Word(event, {"finish", "fail", "lease", "update", "commit", "crash", "tick"}));
+  // Each has its own: a field that would be passed over is a mistake.
+  std::vector<std::string> keys = {"t", "event"};
+  auto add = [&](std::initializer_list<const char*> more) { keys.insert(keys.end(), more.begin(), more.end()); };
+  if (word == kFinish || word == kFail) add({"group", "rollout", "attempt", "outcome", "kind"});
+  if (word == kFinish) add({"reward"});
+  if (word == kUpdate) add({"batch"});
+  if (word == kCommit) add({"step"});
+  if (word == kCrash) add({"who"});
+  if (Status s = object.OnlyKeys(keys); !s.ok()) return s.WithContext("a " + *event.String());
   switch (word) {
     case kFinish:
     case kFail: {
@@ -297,8 +305,7 @@ Result<TimedEvent> ParseEvent(std::string_view text) {
       RETURN_IF_ERROR(ReadInt(object, "attempt", &e.attempt));
       ASSIGN_OR_RETURN(e.outcome, object.StringOr("outcome", word == kFinish ? "scored" : "infra_failure"));
       ASSIGN_OR_RETURN(e.reason, TextOr(object, "kind"));
-      ASSIGN_OR_RETURN(std::optional<double> reward, OptionalDouble(object, "reward"));
-      if (word == kFinish) e.reward = reward;
+      ASSIGN_OR_RETURN(e.reward, OptionalDouble(object, "reward"));
       break;
     }
     case kLease: e.kind = Event::Kind::kLease; break;

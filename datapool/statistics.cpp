@@ -5,11 +5,6 @@
 #include "common/json.h"
 
 namespace temper::datapool {
-namespace {
-
-// Rewards this close are equal, as in the window machine.
-}  // namespace
-
 Statistics::Statistics(const PoolConfig& config, std::vector<int64_t> task_counts) {
   for (size_t i = 0; i < task_counts.size(); ++i) counts_[SourceNames(config)[i]] = task_counts[i];
 }
@@ -90,7 +85,21 @@ void Statistics::Add(const LedgerLine& l) {
       groups_.erase(it);
       return;
     case LedgerLine::Kind::kRollback:
-      std::erase_if(consumed_, [&](const auto& c) { return l.step && c.second > *l.step; });
+      for (auto c = consumed_.begin(); c != consumed_.end();) {
+        if (!l.step || c->second <= *l.step) {
+          ++c;
+          continue;
+        }
+        // Not trained, until it is again; it may yet be buried.
+        if (auto back = groups_.find(c->first); back != groups_.end()) {
+          OpenGroup& group = back->second;
+          group.trained = false;
+          --tasks_[group.task].trained;
+          for (const auto& [reward, seconds] : group.ended) trained_s_ -= seconds;
+          trained_ -= static_cast<int64_t>(group.ended.size());
+        }
+        c = consumed_.erase(c);
+      }
       return;
     case LedgerLine::Kind::kCommit:
       for (auto c = consumed_.begin(); c != consumed_.end();) {

@@ -13,10 +13,10 @@
 
 namespace temper::datapool {
 
-// One task's groups so far. A rollback of the trainer takes no line back: what was sampled was sampled.
+// One task's groups so far. A rollback of the trainer takes back what was trained, not what was sampled.
 struct TaskFacts {
   int64_t groups = 0;       // admitted
-  int64_t trained = 0;      // groups consumed, each once however often a trainer crashed
+  int64_t trained = 0;      // groups consumed, but for those that a rollback gave back
   int64_t zero_signal = 0;  // groups complete with equal rewards
   int64_t buried = 0;       // groups tombstoned, those with zero_signal included
   int64_t rewarded = 0;     // rollouts that ended with a reward

@@ -12,6 +12,7 @@ namespace {
 // Sizes beyond these are typing errors, and would only end in a lack of memory.
 constexpr int64_t kMaxSlots = 1'000'000;
 constexpr int64_t kMaxRollouts = 100'000;
+constexpr double kMaxRunning = 4'000'000;  // rollouts of all slots
 
 constexpr double kDefaultFraction = 0.3;
 
@@ -85,6 +86,9 @@ Status Validate(const PoolConfig& config) {
   RETURN_IF_ERROR(InRange("(S+1)*P", (static_cast<double>(config.S) + 1) * static_cast<double>(config.P), 1, kMaxSlots));
   RETURN_IF_ERROR(InRange("G", config.G, 1, kMaxRollouts));
   RETURN_IF_ERROR(InRange("extra", config.extra, 0, kMaxRollouts));
+  const double slots = config.B ? static_cast<double>(*config.B) : (static_cast<double>(config.S) + 1) * static_cast<double>(config.P);
+  const double running = slots * (static_cast<double>(config.G) + config.extra);
+  RETURN_IF_ERROR(InRange(config.B ? "B*(G+extra)" : "(S+1)*P*(G+extra)", running, 1, kMaxRunning));
   RETURN_IF_ERROR(InRange("min_valid", config.MinValid(), 1, config.G));
   RETURN_IF_ERROR(InRange("retries", config.retries, 0, kMaxRollouts));
   RETURN_IF_ERROR(InRange("max_leases", static_cast<double>(config.max_leases), 1, kMaxSlots));

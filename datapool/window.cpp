@@ -714,7 +714,8 @@ bool Window::started() const { return state_->started; }
 Result<StepOutput> Window::Apply(const Event& event, double now) {
   State& s = *state_;
   if (!s.started) return FailedPrecondition("the pool has not started");
-  if (!std::isfinite(now) || now < s.now) {
+  if (!std::isfinite(now)) return InvalidArgument("t: not a finite time");
+  if (now < s.now) {
     return InvalidArgument(fmt::format("t: {} is before {}, and time never falls", now, s.now));
   }
   RETURN_IF_ERROR(s.Check(event));

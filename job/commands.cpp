@@ -432,7 +432,7 @@ constexpr char kExportUsage[] =
     "usage: temper pool export RUN\n"
     "Every rollout that was trained, one JSON object a line and a logical sequence: ids, mask, logprobs, versions, advantages. Steps whose\n"
     "records were dropped (pool.retention) have no rows; standard error names them.\n"
-    "Exit code 0 whole, 1 the run's records cannot be read, or its advantages are not a function of them.\n";
+    "Exit code 0 whole, 1 the run's records cannot be read, or its advantages are not a function of them, 2 there is no such run.\n";
 
 int PoolExport(int argc, char** argv) {
   if (argc != 2 || argv[1][0] == '-') {
@@ -447,7 +447,7 @@ int PoolExport(int argc, char** argv) {
         std::fputc('\n', stdout);
       },
       [](const std::string& dropped) { std::fprintf(stderr, "temper pool export: %s\n", dropped.c_str()); });
-  return s.ok() ? 0 : Complain("pool export", s.message(), 1);
+  return s.ok() ? 0 : Complain("pool export", s.message(), s.code() == StatusCode::kNotFound ? 2 : 1);
 }
 
 }  // namespace

@@ -31,7 +31,11 @@ TEST(Statistics, HowEachTaskGoes) {
   c.Do(FinishEvent(1, 1, 0.5), 5);  // no signal; group 2 takes its place: task 0 again
   c.Do(Of(Event::Kind::kLease), 6);
   c.Do(Of(Event::Kind::kUpdate, 0), 7);
+  EXPECT_EQ(c.statistics.tasks().at({"default", 0}).trained, 1);
+  EXPECT_NE(c.statistics.length_bias(), 1);
   c.Do(Of(Event::Kind::kCrashTrainer), 8);
+  EXPECT_EQ(c.statistics.tasks().at({"default", 0}).trained, 0) << "its step is gone";
+  EXPECT_EQ(c.statistics.length_bias(), 1) << "nothing is trained";
   c.Do(Of(Event::Kind::kLease), 9);
   c.Do(Of(Event::Kind::kUpdate, 0), 10);
   c.Do(Of(Event::Kind::kCommit, 1), 11);

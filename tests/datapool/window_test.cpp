@@ -157,7 +157,8 @@ TEST(WindowScript, BadConfigurations) {
            R"({"P":1,"sources":[{"name":"a","weight":1},{"name":"b","weight":1}]})", R"({"P":2,"B":4,"sources":[{"name":"a"},{"name":"b"}]})",
            R"({"P":2,"sources":[{"name":"a"},{"name":"a"}]})", R"({"P":1,"sources":[{"name":"a","weight":0}]})", R"({"P":1,"tasks":-1})",
            R"({"P":1,"world":{}})", R"({"P":1,"world":{"latency":{"dist":"fixed"}}})", R"({"P":1,"policies":[{"policy":"strict"}]})",
-           R"({"P":1000000000,"S":1000000000})", R"({"P":1,"G":99999999999})"}) {
+           R"({"P":1000000000,"S":1000000000})", R"({"P":1,"G":99999999999})",
+           R"({"P":500000,"G":1000})", R"({"P":2,"B":900000,"G":2,"extra":3})"}) {
     EXPECT_FALSE(ParseSimConfig(text).ok()) << text;
   }
   // The defaults of docs/pool_sim.md 2.
@@ -167,6 +168,20 @@ TEST(WindowScript, BadConfigurations) {
   EXPECT_EQ(Plan(c).bound, 2);
   EXPECT_EQ(c.retries, 0);
   EXPECT_EQ(c.max_leases, 1);
+}
+
+// What could go wrong: a field that an event does not have is passed over, and the script means something else.
+TEST(WindowScript, EachEventHasItsOwnFields) {
+  for (const char* text : {R"({"t":1,"event":"fail","group":0,"reward":1})", R"({"t":1,"event":"lease","group":0})", R"({"t":1,"event":"tick","batch":0})",
+                           R"({"t":1,"event":"update","batch":0,"step":1})", R"({"t":1,"event":"commit","step":1,"who":"pool"})",
+                           R"({"t":1,"event":"crash","who":"pool","outcome":"aborted"})", R"({"t":1,"event":"finish","group":0,"step":1})"}) {
+    const Result<TimedEvent> event = ParseEvent(text);
+    ASSERT_FALSE(event.ok()) << text;
+    EXPECT_NE(event.status().message().find("unknown key"), std::string::npos) << event.status().message();
+  }
+  EXPECT_EQ(ParseEvent(R"({"t":1,"event":"fail","group":0,"reward":1})").status().message().find("a fail"), 0u);
+  Play endless(R"({"P":1})");
+  EXPECT_EQ(endless.window.Apply(Of(Event::Kind::kLease), INFINITY).status().message(), "t: not a finite time");
 }
 
 // What could go wrong: a printed configuration reads back as another one.
