@@ -50,6 +50,7 @@ struct Server::Parts {
     local.alarms = options.alarms;
     local.retention = options.retention;
     local.archive_dir = options.run + kArchiveDir;
+    local.on_damage = options.on_damage;
     ASSIGN_OR_RETURN(pool, LocalDataPool::Open(std::move(local), std::move(store), metrics, env));
     if (options.listen_fd < 0) return Status::Ok();
     service = MakePoolRpcService(*pool);

@@ -31,6 +31,7 @@ struct ServerOptions {
   RetentionConfig retention;
   int listen_fd = -1;  // listening unix socket, taken over; -1: no gRPC (the pool is used in this process only)
   std::function<void(const std::string&)> on_stop;  // Role.Stop was called
+  std::function<void(const std::string&)> on_damage;  // see LocalPoolOptions
 };
 
 class Server {

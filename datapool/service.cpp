@@ -406,7 +406,17 @@ struct LocalDataPool::Impl {
 
   // The state in memory is ahead of the disk: only a restart can put that right.
   [[noreturn]] void Broken(const char* what, const Status& status) {
-    log::Error("pool cannot write; is the disk full?", {{"what", what}, {"error", status.ToString()}});
+    const bool damaged = status.code() == StatusCode::kDataLoss;
+    const bool full = status.code() == StatusCode::kResourceExhausted;
+    log::Error(damaged ? "pool store is damaged" : full ? "pool cannot write; is the disk full?" : "pool cannot write",
+               {{"what", what}, {"error", status.ToString()}});
+    // A full disk can be cured while the job waits; damage is found again by each restart.
+    if (damaged && options.on_damage) {
+      options.on_damage(fmt::format(
+          "the store is damaged, and nothing more can be written to it ({}). Put the run's pool/ and ledger.jsonl back from a copy, or "
+          "begin a new run; what was played can still be read (temper pool ls, explain, export)",
+          status.message()));
+    }
     std::abort();
   }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -32,6 +33,8 @@ struct LocalPoolOptions {
   AlarmLimits alarms;
   RetentionConfig retention;
   std::string archive_dir;           // where retired records go under Consumed::kArchive
+  // A write finds the store damaged: told why, before the process ends; on the thread that writes.
+  std::function<void(const std::string&)> on_damage;
 };
 
 class LocalDataPool final : public DataPool {

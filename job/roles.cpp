@@ -178,6 +178,10 @@ Result<int> ServePool(RoleContext& context) {
   options.job_incarnation = std::to_string(context.state.incarnation);
   ASSIGN_OR_RETURN(options.listen_fd, context.TakeFd("control"));
   options.on_stop = context.OnStop();
+  options.on_damage = [&context](const std::string& reason) {
+    ReportFailure(context.run_dir, "pool", reason);
+    _exit(1);
+  };
   datapool::Server server(std::move(options));
   return ServeUntilEnd(context, server);
 }

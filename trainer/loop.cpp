@@ -361,7 +361,6 @@ class Loop {
     }
     RETURN_IF_ERROR(WriteFileAtomic(EvaluationsPath(options_.run_dir), text + w.Take() + "\n"));
     doors_.metrics["pass_rate"].Set(evaluation.pass_rate);
-    doors_.metrics.Say(fmt::format("evaluation at version {}: {:.3f}", version, evaluation.pass_rate));
     if (version == options_.steps) return Status::Ok();
     return Patiently("data pool, pause", [&] { return doors_.pool.Pause(false); });
   }
@@ -383,10 +382,17 @@ class Loop {
   }
 
   Status Disagreement(const OnPolicyCheck& check, int64_t version) const {
-    return DataLoss(fmt::format(
+    std::string what = fmt::format(
         "trainer and rollout worker disagree at version {}: {} of tokens drawn and scored with the same weights: importance ratio off by "
         "{:.3g} at most; {}. The weights a worker serves or the stored logprobs are not what they should be",
-        version, check.tokens, check.max_deviation, check.first_mismatch));
+        version, check.tokens, check.max_deviation, check.first_mismatch);
+    if (const auto pool = doors_.pool.Metrics(); pool.ok() && pool->count("quarantined") && pool->at("quarantined") > 0) {
+      what += fmt::format(
+          ". The pool has quarantined {:.0f} damaged records (logs/pool.log names their file): a batch that came back without one of its "
+          "members gives other weights than those that later rollouts were drawn with. This run cannot be gone on with; begin a new one",
+          pool->at("quarantined"));
+    }
+    return DataLoss(what);
   }
 
   // The next batch of the pool; waits for it.

@@ -151,46 +151,79 @@ TEST(Service, AnAlarmCanPauseTheJob) {
     }
     unlink(path.c_str());
     if (!pause) continue;
-    // What runs goes on, and cures it.
+    // What runs goes on.
     FinishedAttempt f;
     f.id = {0, 0, 1};
     f.outcome = "scored";
     f.reward = 1;
     ASSERT_TRUE((*pool)->Finish("a", f).ok());
-    ASSERT_TRUE((*pool)->Pause(false).ok());
-    EXPECT_EQ((*pool)->Metrics()->at("alarm_pauses"), 0);
-    EXPECT_EQ((*pool)->TakeIssues("a", 1, 0)->issues.size(), 1u);
   }
 }
 
-// What could go wrong: a call is answered although what it did is not on disk.
+// What could go wrong: the clock stands for ever after an alarm that has paused the job and fallen.
+TEST(Service, AnAlarmThatFallsLetsTheJobGoOn) {
+  FakeClock clock;
+  Faults faults;
+  Metrics metrics;
+  LocalPoolOptions options;
+  options.config = Config(R"({"P":1,"S":0})");
+  options.job_incarnation = "j";
+  options.alarms.head_wait_s = 60;
+  options.alarms.pause = true;
+  auto opened = LocalDataPool::Open(options, MakeMemoryStore(), metrics, Env{clock, PosixFileSystem::Get(), faults, Rng(0)});
+  ASSERT_TRUE(opened.ok());
+  LocalDataPool& pool = **opened;
+  ASSERT_TRUE(pool.AttachAgents("a").ok());
+  ASSERT_TRUE(pool.AttachTrainer("t", 0).ok());
+  EXPECT_EQ(pool.TakeIssues("a", 1, 0)->issues.size(), 1u);
+  clock.Advance(61);
+  ASSERT_TRUE(pool.Pause(false).ok());
+  EXPECT_EQ(pool.Metrics()->at("alarm_pauses"), 1);
+  clock.Advance(1000);
+  FinishedAttempt f;
+  f.id = {0, 0, 1};
+  f.outcome = "scored";
+  f.reward = 1;
+  ASSERT_TRUE(pool.Finish("a", f).ok());
+  EXPECT_EQ(pool.Metrics()->at("alarm_pauses"), 0);
+  ASSERT_TRUE(pool.Lease("t", 0, 0)->ready);
+  ASSERT_TRUE(pool.Update("t", 0).ok());
+  EXPECT_EQ(pool.TakeIssues("a", 1, 0)->issues.size(), 1u);
+  clock.Advance(30);
+  ASSERT_TRUE(pool.Pause(false).ok());
+  EXPECT_EQ(pool.Metrics()->at("window.default.head_wait_s"), 30);
+}
+
+// What could go wrong: a call is answered although what it did is not on disk; damage is taken for a full disk, or is not told on.
 TEST(ServiceDeathTest, AWriteThatFailsEndsThePool) {
   struct Full final : Store {
-    explicit Full(int64_t* count) : writes(count) {}
-    Status Write(const StoreWrite&, bool) override { return ++*writes > 1 ? ResourceExhausted("no space left") : Status::Ok(); }
+    Full(int64_t* count, Status why) : writes(count), status(std::move(why)) {}
+    Status Write(const StoreWrite&, bool) override { return ++*writes > 1 ? status : Status::Ok(); }
     Result<std::optional<std::string>> State() override { return std::optional<std::string>(); }
     Result<std::vector<std::pair<int64_t, std::string>>> Ledger() override { return std::vector<std::pair<int64_t, std::string>>(); }
     Result<std::string> Trajectory(const AttemptId&) override { return NotFound("none"); }
     Result<std::vector<std::pair<AttemptId, std::string>>> Records(int64_t) override { return NotFound("none"); }
     Result<StoreSpace> Space() override { return StoreSpace(); }
     int64_t* writes;
+    const Status status;
   };
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   LocalPoolOptions options;
   options.config = Config("{\"P\":1,\"S\":1}");
   options.job_incarnation = "j";
-  EXPECT_DEATH(
-      {
-        FakeClock clock;
-        Faults faults;
-        Metrics metrics;
-        int64_t writes = 0;
-        auto pool = LocalDataPool::Open(options, std::make_unique<Full>(&writes), metrics, Env{clock, PosixFileSystem::Get(), faults, Rng(0)});
-        (void)(*pool)->AttachAgents("a");
-        (void)(*pool)->AttachTrainer("t", 0);
-        (void)(*pool)->TakeIssues("a", 1, 0);
-      },
-      "no space left");
+  options.on_damage = [](const std::string& reason) { std::fprintf(stderr, "told: %s\n", reason.c_str()); };
+  auto fail = [&](const Status& status) {
+    FakeClock clock;
+    Faults faults;
+    Metrics metrics;
+    int64_t writes = 0;
+    auto pool = LocalDataPool::Open(options, std::make_unique<Full>(&writes, status), metrics, Env{clock, PosixFileSystem::Get(), faults, Rng(0)});
+    (void)(*pool)->AttachAgents("a");
+    (void)(*pool)->AttachTrainer("t", 0);
+    (void)(*pool)->TakeIssues("a", 1, 0);
+  };
+  EXPECT_DEATH(fail(ResourceExhausted("no space left")), "is the disk full.*no space left");
+  EXPECT_DEATH(fail(DataLoss("bad block in 000008.sst")), "pool store is damaged.*bad block in 000008.sst.*\n.*told: the store is damaged.*000008.sst");
 }
 
 // What could go wrong: a record that does not verify is trained, takes its whole batch down, or its loss is not told; one that verifies

@@ -449,6 +449,11 @@ TEST_P(LoopTest, OneChangedLogprobStopsTheJob) {
   EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status.ToString();
   EXPECT_NE(status.message().find("disagree at version 2"), std::string::npos) << status.message();
   EXPECT_NE(status.message().find(wire.session()), std::string::npos) << status.message();
+  EXPECT_EQ(status.message().find("quarantined"), std::string::npos) << status.message();
+  // Damage that the pool knows of is the likelier cause.
+  world.pool.metrics["quarantined"] = 3;
+  const Status damaged = world.Run(Options(run, GetParam()));
+  EXPECT_NE(damaged.message().find("The pool has quarantined 3 damaged records"), std::string::npos) << damaged.message();
 }
 
 // A kept set that is off by one bit could be trained on: another distribution than the one that was sampled.

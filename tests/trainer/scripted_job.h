@@ -118,7 +118,8 @@ class ScriptedPool final : public datapool::DataPool {
     return Status::Ok();
   }
   Status Close(datapool::CloseReason) override { return Status::Ok(); }
-  Result<std::map<std::string, double>> Metrics() override { return std::map<std::string, double>{}; }
+  Result<std::map<std::string, double>> Metrics() override { return metrics; }
+  std::map<std::string, double> metrics;
 
   // A rollout of two turns; its tokens are scored with the weights now served. Of every second rollout they were drawn from few.
   std::string Trajectory(Rng rng, int64_t group, int32_t rollout, int64_t version) {
