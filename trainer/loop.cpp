@@ -62,7 +62,6 @@ int64_t ChunkNodes(const engine::ModelConfig& config, engine::Profile profile, i
 struct StepReport {
   int64_t step = 0;     // after it; trained with version step-1
   int64_t groups = 0, rollouts = 0;
-  double reward_mean = 0;
   std::map<std::string, int64_t> outcomes;
   double loss = 0;
   LossMetrics loss_metrics;
@@ -82,23 +81,20 @@ struct StepReport {
   double wait_s = 0, batch_s = 0, forward_s = 0, backward_s = 0, optimizer_s = 0, publish_s = 0, checkpoint_s = 0, wall_s = 0, job_s = 0;
 };
 
-// Without the mean, which stands elsewhere.
-void WriteSpread(JsonWriter& w, const std::string& name, const Distribution& d) {
-  w.Key(name + "_std").Double(d.deviation).Key(name + "_min").Double(d.min).Key(name + "_max").Double(d.max);
+void WriteDistribution(JsonWriter& w, const std::string& name, const Distribution& d) {
+  w.Key(name + "_mean").Double(d.mean).Key(name + "_std").Double(d.deviation).Key(name + "_min").Double(d.min).Key(name + "_max").Double(d.max);
 }
 
 // `clip_norm` as AdamWOptions has it: 0 = none.
 std::string MetricsLine(const StepReport& r, double clip_norm) {
   JsonWriter w;
-  w.BeginObject().Key("step").Int(r.step).Key("version").Int(r.step - 1).Key("reward_mean").Double(r.reward_mean);
+  w.BeginObject().Key("step").Int(r.step).Key("version").Int(r.step - 1);
+  WriteDistribution(w, "reward", r.loss_metrics.reward);
   w.Key("groups").Int(r.groups).Key("rollouts").Int(r.rollouts).Key("outcomes").BeginObject();
   for (const auto& [name, count] : r.outcomes) w.Key(name).Int(count);
   w.EndObject();
-  WriteSpread(w, "reward", r.loss_metrics.reward);
-  w.Key("advantage_mean").Double(r.loss_metrics.advantage.mean);
-  WriteSpread(w, "advantage", r.loss_metrics.advantage);
-  w.Key("turn_tokens_mean").Double(r.loss_metrics.turn_tokens.mean);
-  WriteSpread(w, "turn_tokens", r.loss_metrics.turn_tokens);
+  WriteDistribution(w, "advantage", r.loss_metrics.advantage);
+  WriteDistribution(w, "turn_tokens", r.loss_metrics.turn_tokens);
   const double clipped_norm = clip_norm > 0 ? std::min(r.optimizer.grad_norm, clip_norm) : r.optimizer.grad_norm;
   w.Key("entropy").Double(r.loss_metrics.entropy).Key("rejected_tokens").Int(r.loss_metrics.rejected_tokens);
   w.Key("loss").Double(r.loss).Key("grad_norm").Double(r.optimizer.grad_norm).Key("grad_norm_clipped").Double(clipped_norm);
@@ -440,7 +436,7 @@ class Loop {
 
   Result<std::vector<Group>> Parse(const datapool::LeaseReply& lease, StepReport& report) const {
     std::vector<Group> groups;
-    double reward = 0, staleness = 0;
+    double staleness = 0;
     for (const datapool::LeasedGroup& leased : lease.groups) {
       Group& group = groups.emplace_back();
       group.group = leased.group;
@@ -454,8 +450,6 @@ class Loop {
       for (size_t i = 0; i < leased.members.size(); ++i) {
         ASSIGN_OR_RETURN(Rollout rollout, ParseTrajectory(leased.members[i], state_.params.config().vocab));
         rollout.rollout = leased.rollouts[i];
-        reward += rollout.reward;
-        source.reward += rollout.reward;
         ++source.rollouts;
         ++report.outcomes[OutcomeName(rollout.outcome)];
         ++report.rollouts;
@@ -463,7 +457,10 @@ class Loop {
       }
     }
     report.groups = static_cast<int64_t>(groups.size());
-    if (report.rollouts > 0) report.reward_mean = reward / static_cast<double>(report.rollouts);
+    if (options_.permute_rewards) PermuteRewards(options_.seed, groups);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      for (const Rollout& r : groups[g].rollouts) report.sources[lease.groups[g].source].reward += RewardOf(algorithm(), r.reward, r.turn_rewards);
+    }
     if (report.groups > 0) report.staleness_mean = staleness / static_cast<double>(report.groups);
     return groups;
   }
@@ -484,7 +481,6 @@ class Loop {
     report.wait_s = lap();
 
     ASSIGN_OR_RETURN(std::vector<Group> groups, Parse(lease, report));
-    if (options_.permute_rewards) PermuteRewards(options_.seed, groups);
     std::vector<Part> parts;
     for (std::vector<Group>& dealt : Deal(std::move(groups))) {
       ASSIGN_OR_RETURN(Part part, Prepare(std::move(dealt), /*first=*/parts.empty(), lap, report));
@@ -707,7 +703,7 @@ class Loop {
   void Show(const StepReport& r) {
     Metrics& m = doors_.metrics;
     m["step"].Set(static_cast<double>(r.step));
-    m["reward_mean"].Set(r.reward_mean);
+    m["reward_mean"].Set(r.loss_metrics.reward.mean);
     m["loss"].Set(r.loss);
     m["grad_norm"].Set(r.optimizer.grad_norm);
     m["tokens_trained"].Add(static_cast<double>(r.loss_metrics.tokens));
@@ -720,7 +716,7 @@ class Loop {
     m["train_tokens_per_s"].Set(train_s > 0 ? static_cast<double>(r.logical_tokens) / train_s : 0);
     m["step_s"].Set(r.wait_s + train_s + r.publish_s + r.checkpoint_s);
     m["wait_s"].Set(r.wait_s);
-    log::Info("step", {{"step", r.step}, {"reward", r.reward_mean}, {"tokens", r.loss_metrics.tokens}, {"grad_norm", r.optimizer.grad_norm},
+    log::Info("step", {{"step", r.step}, {"reward", r.loss_metrics.reward.mean}, {"tokens", r.loss_metrics.tokens}, {"grad_norm", r.optimizer.grad_norm},
                        {"staleness", r.staleness_max}, {"on_policy", r.on_policy.tokens}, {"wait_s", r.wait_s}, {"train_s", train_s}});
   }
 

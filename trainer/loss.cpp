@@ -522,14 +522,12 @@ Batch Prepare(const Algorithm& a, const std::vector<LossGroup>& groups, LossMetr
         if (same) turn_tokens.back() += 1;
         else turn_tokens.push_back(1);
       }
-      double reward = w.in->reward;
-      for (double turn_reward : w.in->turn_rewards) reward += a.reward.process_coef * turn_reward;
-      rewards.push_back(reward);
+      rewards.push_back(RewardOf(a, w.in->reward, w.in->turn_rewards));
       walls.push_back(w.in->wall_s);
     }
     const bool zero_signal = a.ReadsRewards() && (rewards.size() < 2 || AllEqual(rewards));
     metrics.zero_signal_groups += zero_signal;
-    if (a.ReadsRewards()) all_rewards.insert(all_rewards.end(), rewards.begin(), rewards.end());
+    all_rewards.insert(all_rewards.end(), rewards.begin(), rewards.end());
     const bool drop = zero_signal && a.dynamic_sampling != DynamicSampling::kOff;
     const double baseline_s = a.reward.speed_baseline_s.value_or(Median(walls));
     for (Work& w : group) {
@@ -591,6 +589,12 @@ Term OtherTerms(const Algorithm& a, const LossToken& token) {
 }
 
 }  // namespace
+
+double RewardOf(const Algorithm& a, double reward, const std::vector<double>& turn_rewards) {
+  if (a.loss.kind->pairs) return reward;
+  for (double turn_reward : turn_rewards) reward += a.reward.process_coef * turn_reward;
+  return reward;
+}
 
 LossResult ComputeLoss(const Algorithm& a, const std::vector<LossGroup>& groups) {
   TEMPER_CHECK(a.loss.kind != nullptr) << "an algorithm without a loss";

@@ -58,7 +58,7 @@ struct LossMetrics {
   int64_t tokens = 0;              // N: trainable tokens of what is left
   int64_t sequences = 0;           // B
   double entropy = 0;              // estimate from the sampled tokens: mean of -logp_new over trainable ones
-  Distribution reward;             // of valid rollouts, before shaping: reward + process_coef * sum of turn_rewards
+  Distribution reward;             // RewardOf each valid rollout, whether the settings read rewards or not
   Distribution advantage;          // of trainable tokens
   Distribution turn_tokens;        // sampled tokens of each turn of valid rollouts that sampled any; one turn a rollout without `turn`
 };
@@ -73,6 +73,9 @@ struct LossResult {
   std::vector<std::vector<std::vector<std::vector<double>>>> coef_top;
   LossMetrics metrics;
 };
+
+// What a rollout earned before shaping: reward + process_coef * sum of turn_rewards; of pairs the reward, which alone they compare.
+double RewardOf(const Algorithm& algorithm, double reward, const std::vector<double>& turn_rewards);
 
 // Requires (checked): arrays of one rollout have equal length, those that are read are present and finite at mask 1; a loss of pairs has
 // at most two rollouts in every group (fewer are no pair).

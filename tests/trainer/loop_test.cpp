@@ -231,7 +231,19 @@ TEST_P(LoopTest, RewardsOfTurnsAreTrained) {
   }
   const LossResult loss = ComputeLoss(options.algorithm.algorithm, loss_groups);
   const json::value line = Lines(options.run_dir + "/metrics.jsonl").at(0);
-  EXPECT_EQ(line.at("reward_mean").to_number<double>(), 1.0) << "the outcome alone";
+  double sum = 0, least = 1e9, most = -1e9;
+  for (const LossGroup& group : loss_groups) {
+    for (const LossRollout& r : group.rollouts) {
+      const double reward = 1 + 0.5 * std::accumulate(r.turn_rewards.begin(), r.turn_rewards.end(), 0.0);
+      sum += reward;
+      least = std::min(least, reward);
+      most = std::max(most, reward);
+    }
+  }
+  EXPECT_GT(most, least);
+  EXPECT_NEAR(line.at("reward_mean").to_number<double>(), sum / 12, 1e-12) << "outcome and turns, as std, min and max have them";
+  EXPECT_NEAR(line.at("reward_min").to_number<double>(), least, 1e-12);
+  EXPECT_NEAR(line.at("reward_max").to_number<double>(), most, 1e-12);
   EXPECT_NEAR(line.at("loss").to_number<double>(), loss.loss, 1e-12);
   EXPECT_NEAR(line.at("advantage_std").to_number<double>(), loss.metrics.advantage.deviation, 1e-12);
   EXPECT_GT(loss.metrics.advantage.deviation, 0.1) << "all outcomes are equal";
