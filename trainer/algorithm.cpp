@@ -35,7 +35,7 @@ const std::vector<Key>& CommonKeys() {
       {"reward.speed_baseline_s", Type::kOptionalNumber, "null", 1e-9},
       {"overlong.max_tokens", Type::kOptionalInt, "null", 1},
       {"overlong.buffer_tokens", Type::kOptionalInt, "null", 1},
-      {"overlong.factor", Type::kNumber, "1"},
+      {"overlong.factor", Type::kNumber, "1", 1e-9},
       {"overlong.mask_truncated", Type::kBool, "false"},
       {"dynamic_sampling", Type::kEnum, "\"off\"", -kInf, kInf, "off drop refill"},
       {"advantage.credit", Type::kEnum, "\"rollout\"", -kInf, kInf, "rollout turn token gae"},
@@ -497,6 +497,12 @@ Result<Algorithm::Reject> ParseReject(const json::value& value, const std::strin
   if (rule.measure != Measure::kRatio && rule.min) {
     return InvalidArgument(fmt::format("{}.min: this setting has no effect: a divergence has no lower bound; read with measure ratio", where));
   }
+  if (rule.min == 0) {
+    return InvalidArgument(fmt::format("{}.min: 0 has no effect: every ratio is above it; leave min out", where));
+  }
+  if (rule.max == 0 && rule.measure == Measure::kRatio) {
+    return InvalidArgument(fmt::format("{}.max: 0 would drop everything: every ratio is above it", where));
+  }
   if (!rule.min && !rule.max) return InvalidArgument(fmt::format("{}: this rule has no effect without {}max", where, rule.measure == Measure::kRatio ? "min or " : ""));
   if (rule.min && rule.max && *rule.min > *rule.max) {
     return InvalidArgument(fmt::format("{}.max: {:g} is below min {:g}", where, *rule.max, *rule.min));
@@ -584,6 +590,7 @@ Status CheckTogether(const Settings& s, const std::string& root) {
     return InvalidArgument(fmt::format("{}.off_policy.mode: decoupled has no effect without off_policy.weight or reject", root));
   }
   const auto low = s.OptionalNumber("off_policy.weight_min"), high = s.OptionalNumber("off_policy.weight_max");
+  if (low == 0) return InvalidArgument(fmt::format("{}.off_policy.weight_min: 0 has no effect: every ratio is above it; null = no bound", root));
   if (decoupled && s.Word("off_policy.weight") != "none" && low && high && *low > *high) {
     return InvalidArgument(fmt::format("{}.off_policy.weight_max: {:g} is below weight_min {:g}", root, *high, *low));
   }

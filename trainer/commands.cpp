@@ -274,12 +274,15 @@ Result<std::string> TrainLoss(const std::string& input) {
   }
 
   const LossResult result = ComputeLoss(parsed.algorithm, batch);
-  bool finite = std::isfinite(result.loss);
+  const LossMetrics& m = result.metrics;
+  const double numbers[] = {result.loss, m.mismatch_k1, m.mismatch_k3, m.log_ppl_diff, m.ppl_ratio, m.chi2_token, m.chi2_seq, m.kl_reference,
+                            m.kl_teacher, m.entropy, m.reward.mean, m.reward.deviation, m.advantage.mean, m.advantage.deviation};
+  bool finite = std::all_of(std::begin(numbers), std::end(numbers), [](double x) { return std::isfinite(x); });
   for (const auto& group : result.coef) {
     for (const auto& rollout : group) finite = finite && std::all_of(rollout.begin(), rollout.end(), [](double c) { return std::isfinite(c); });
   }
   if (!finite) {
-    return Status(StatusCode::kOutOfRange, "the loss is not a finite number: the logprobs or rewards are too large");
+    return Status(StatusCode::kOutOfRange, "the loss or one of its metrics is not a finite number: the logprobs or rewards are too large");
   }
   JsonWriter w;
   w.BeginObject().Key("loss").Double(Plain(result.loss)).Key("advantages").BeginArray();
@@ -304,7 +307,6 @@ Result<std::string> TrainLoss(const std::string& input) {
     w.EndArray();
   }
   w.Key("metrics").BeginObject();
-  const LossMetrics& m = result.metrics;
   const std::tuple<const char*, bool, double> optional[] = {
       {"mismatch_k1", m.has_mismatch, m.mismatch_k1}, {"mismatch_k3", m.has_mismatch, m.mismatch_k3},
       {"log_ppl_diff", m.has_mismatch, m.log_ppl_diff}, {"ppl_ratio", m.has_mismatch, m.ppl_ratio},

@@ -24,9 +24,16 @@ double Deviation(const std::vector<double>& v, bool population) {
   const double n = static_cast<double>(v.size()) - (population ? 0 : 1);
   if (n <= 0) return 0;
   const double mean = Mean(v);
-  double sum = 0;
-  for (double x : v) sum += (x - mean) * (x - mean);
-  return std::sqrt(sum / n);
+  double sum = 0, largest = 0;
+  for (double x : v) {
+    sum += (x - mean) * (x - mean);
+    largest = std::max(largest, std::abs(x - mean));
+  }
+  if (std::isfinite(sum) || !std::isfinite(largest)) return std::sqrt(sum / n);
+  // The squares alone are too large; an infinite deviation would make advantages of 0.
+  sum = 0;
+  for (double x : v) sum += (x - mean) / largest * ((x - mean) / largest);
+  return largest * std::sqrt(sum / n);
 }
 
 bool AllEqual(const std::vector<double>& v) {
@@ -431,11 +438,12 @@ void ApplyWeights(const Algorithm::OffPolicy& off, Layout& layout, LossMetrics& 
   if (n > 0) metrics.ess = squares > 0 ? sum * sum / (n * squares) : 0;
 }
 
+// Of x = log rho. k2 takes no exp, so nothing is clamped there.
 double Measured(Measure measure, double x) {
   switch (measure) {
-    case Measure::kRatio: return std::exp(x);
+    case Measure::kRatio: return ClampedExp(x);
     case Measure::kK2: return x * x / 2;
-    case Measure::kK3: return std::exp(x) - 1 - x;
+    case Measure::kK3: return ClampedExp(x) - 1 - Clamp20(x);
   }
   return 0;
 }
@@ -453,14 +461,14 @@ void ApplyRejection(const Algorithm::OffPolicy& off, Layout& layout, LossMetrics
       if (rule.level == RejectLevel::kSequenceSum || rule.level == RejectLevel::kSequenceMean) {
         const double share = rule.level == RejectLevel::kSequenceMean ? 1 / n : 1;
         double sum = 0;
-        for (double v : x) sum += rule.measure == Measure::kRatio ? v : Measured(rule.measure, Clamp20(v));
+        for (double v : x) sum += rule.measure == Measure::kRatio ? v : Measured(rule.measure, v);
         whole = outside(rule.measure == Measure::kRatio ? ClampedExp(sum * share) : sum * share);
       } else if (rule.level == RejectLevel::kSequenceAny) {
-        whole = std::any_of(x.begin(), x.end(), [&](double v) { return outside(Measured(rule.measure, Clamp20(v))); });
+        whole = std::any_of(x.begin(), x.end(), [&](double v) { return outside(Measured(rule.measure, v)); });
       }
       for (size_t k = 0; k < tokens.size(); ++k) {
         if (rule.only_negative && !(tokens[k].advantage < 0)) continue;
-        if (whole || (rule.level == RejectLevel::kToken && outside(Measured(rule.measure, Clamp20(x[k]))))) dropped[k] = 1;
+        if (whole || (rule.level == RejectLevel::kToken && outside(Measured(rule.measure, x[k])))) dropped[k] = 1;
       }
     }
     for (size_t k = 0; k < tokens.size(); ++k) {

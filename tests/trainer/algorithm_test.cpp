@@ -1,8 +1,13 @@
 #include "trainer/algorithm.h"
 
+#include <algorithm>
+#include <map>
+
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "common/json.h"
+#include "common/strings.h"
 
 namespace temper::trainer {
 namespace {
@@ -17,65 +22,109 @@ void ExpectError(const std::string& text, const std::vector<std::string>& parts)
   }
 }
 
-// A recipe could silently lose one of its published settings.
+// "loss.kind=dpo loss.beta=0.1" as a map of printed JSON values.
+std::map<std::string, std::string> Settings(const std::string& text) {
+  std::map<std::string, std::string> out;
+  for (const std::string& word : Split(text, ' ')) {
+    if (word.empty()) continue;
+    const size_t equal = word.find('=');
+    const std::string value = word.substr(equal + 1);
+    const Result<json::value> number = ParseJson(value);
+    out[word.substr(0, equal)] = number.ok() ? PrintJson(*number) : '"' + value + '"';
+  }
+  return out;
+}
+
+// The keys of a block, likewise.
+std::map<std::string, std::string> KeysOf(const json::object& block) {
+  std::map<std::string, std::string> out;
+  for (const auto& [name, value] : block) {
+    if (!value.is_object()) out[name] = PrintJson(value);
+    else for (const auto& [key, inner] : value.get_object()) out[std::string(name) + "." + std::string(key)] = PrintJson(inner);
+  }
+  return out;
+}
+
+// A recipe could silently lose, change or gain a setting. Of every one, all keys that are read and where each has its value from:
+// docs/algorithm_block.md 2 beside the defaults of 1 and 1.1.
 TEST(Algorithm, RecipesExpandToTheirDocumentedSettings) {
-  const ParsedAlgorithm grpo = Parse(R"({"recipe":"grpo"})").value();
-  EXPECT_STREQ(grpo.algorithm.loss.kind->name, "ppo_clip");
-  EXPECT_EQ(grpo.algorithm.loss.parameters["clip_low"], 0.2);
-  EXPECT_EQ(grpo.algorithm.loss.parameters["clip_high"], 0.2);
-  EXPECT_EQ(grpo.algorithm.advantage.baseline, Baseline::kGroupMean);
-  EXPECT_EQ(grpo.algorithm.advantage.scale, Scale::kGroupStd);
-  EXPECT_EQ(grpo.algorithm.aggregation.mode, AggregationMode::kSeqMeanTokenMean);
-  EXPECT_EQ(grpo.algorithm.dynamic_sampling, DynamicSampling::kOff);
-
-  const ParsedAlgorithm cispo = Parse(R"({"recipe":"cispo","dynamic_sampling":"off"})").value();
-  EXPECT_STREQ(cispo.algorithm.loss.kind->name, "cispo");
-  EXPECT_EQ(cispo.algorithm.loss.parameters["ratio_min"], 0);
-  EXPECT_EQ(cispo.algorithm.loss.parameters["ratio_max"], 5);
-  EXPECT_EQ(cispo.algorithm.aggregation.mode, AggregationMode::kPromptMean);
-  EXPECT_EQ(cispo.algorithm.dynamic_sampling, DynamicSampling::kOff);
-  EXPECT_EQ(cispo.sources.at("dynamic_sampling"), "file");
-  EXPECT_EQ(cispo.sources.at("loss.ratio_max"), "recipe");
-  EXPECT_EQ(cispo.sources.at("advantage.std"), "default");
-  EXPECT_NE(cispo.recipe_source.find("2506.13585"), std::string::npos);
-
-  // The rest of the table of docs/algorithm_block.md 2, each with the settings that are its own.
-  const std::vector<std::pair<std::string, std::vector<std::string>>> table = {
-      {R"({"recipe":"dr_grpo","aggregation":{"length_norm":64}})",
-       {R"("baseline":"group_mean","scale":"none")", R"("kind":"ppo_clip")", R"("mode":"seq-mean-token-sum-norm","length_norm":64)"}},
-      {R"({"recipe":"dapo","overlong":{"max_tokens":64,"buffer_tokens":16}})",
-       {R"("scale":"group_std")", R"("clip_low":0.2,"clip_high":0.28)", R"("mode":"token-mean")", R"("dynamic_sampling":"refill")"}},
-      {R"({"recipe":"gspo"})", {R"("kind":"gspo","clip_low":3e-04,"clip_high":4e-04)", R"("mode":"seq-mean-token-mean")", R"("scale":"group_std")"}},
-      {R"({"recipe":"gmpo"})", {R"("kind":"gmpo","log_clip_low":0.4,"log_clip_high":0.4)", R"("mode":"seq-mean-token-mean")"}},
-      {R"({"recipe":"rloo"})", {R"("baseline":"leave_one_out","scale":"none")", R"("kind":"ppo_clip")", R"("mode":"token-mean")"}},
-      {R"({"recipe":"reinforce"})", {R"("baseline":"none","scale":"none")", R"("kind":"reinforce")", R"("mode":"seq-mean-token-sum")"}},
-      {R"({"recipe":"reinforce_pp"})",
-       {R"("credit":"token")", R"("baseline":"none")", R"("whiten":true)", R"("where":"reward","estimator":"k1","coef":0.001)", R"("mode":"token-mean")"}},
-      {R"({"recipe":"reinforce_pp_baseline"})", {R"("baseline":"group_mean")", R"("whiten":true)", R"("mode":"token-mean")"}},
-      {R"({"recipe":"ppo"})", {R"("credit":"gae","gamma":1,"lambda":1,"whiten":true)", R"("mode":"token-mean")"}},
-      {R"({"recipe":"dual_clip"})", {R"("dual_clip":3,"dual_clip_value":"cap")", R"("mode":"token-mean")", R"("scale":"group_std")"}},
-      {R"({"recipe":"sapo"})", {R"("kind":"sapo","tau_pos":1,"tau_neg":1.05)", R"("mode":"seq-mean-token-mean")"}},
-      {R"({"recipe":"dppo_tv"})", {R"("scale":"none")", R"("tv_low":0.2,"tv_high":0.2,"ratio_max":20)", R"("mode":"token-mean")"}},
-      {R"({"recipe":"m2po"})", {R"("scale":"group_std")", R"("m2_max":0.04)", R"("mode":"token-mean")"}},
-      {R"({"recipe":"minimax_01"})",
-       {R"("balance":true)", R"("dual_clip":3,"dual_clip_value":"drop")", R"("where":"loss","estimator":"sg_prob","coef":0.01)",
-        R"("mode":"seq-mean-token-mean")"}},
-      {R"({"recipe":"kimi"})", {R"("scale":"none")", R"("ratio_min":0.5,"ratio_max":2,"drift":0.001)", R"("mode":"token-mean")"}},
-      {R"({"recipe":"opd"})",
-       {R"("kind":"policy_gradient","coef":1,"student":"old","task_reward":false)", R"("ratio_min":0,"ratio_max":null)", R"("mode":"token-mean")"}},
-      {R"({"recipe":"dpo"})", {R"("kind":"dpo","beta":0.1,"label_smoothing":0)"}},
-      {R"({"recipe":"ipo"})", {R"("kind":"ipo","beta":0.1,"length_average":true)"}},
-      {R"({"recipe":"sft"})", {R"("kind":"sft")", R"("mode":"token-mean")"}},
+  const std::string kind_none = "kl.where=none off_policy.mode=bypass distillation.kind=none ";
+  const std::string any = "reward.process_coef=1 reward.speed_coef=0 overlong.mask_truncated=false dynamic_sampling=off advantage.credit=rollout "
+                          "advantage.whiten=false advantage.balance=false " + kind_none;
+  const std::string deviation = "advantage.std=sample advantage.std_eps=1e-6 ", unit = "aggregation.unit=rollout ", drift = "loss.drift=0 ";
+  const std::string gm_gs = "advantage.baseline=group_mean advantage.scale=group_std ", gm = "advantage.baseline=group_mean advantage.scale=none ";
+  const std::string none = "advantage.baseline=none advantage.scale=none ";
+  const std::string ppo = "loss.kind=ppo_clip loss.clip_low=0.2 loss.clip_high=0.2 ", one_sided = drift + "loss.dual_clip=null ";
+  const std::string token_mean = "aggregation.mode=token-mean ", seq_mean = "aggregation.mode=seq-mean-token-mean ";
+  struct Row {
+    std::string name, defaults, recipe, source;
+    std::string file = {};                // what the user says beside it
+    std::vector<std::string> unread = {};  // of `defaults`
   };
-  for (const auto& [text, parts] : table) {
-    const Result<ParsedAlgorithm> parsed = Parse(text);
-    ASSERT_TRUE(parsed.ok()) << text << ": " << parsed.status().message();
-    for (const std::string& part : parts) EXPECT_NE(parsed->expanded.find(part), std::string::npos) << part << " not in " << parsed->expanded;
-    EXPECT_FALSE(parsed->recipe_source.empty());
+  const std::vector<Row> rows = {
+      {"grpo", any + deviation + one_sided + unit, gm_gs + ppo + seq_mean, "2402.03300"},
+      {"dr_grpo", any + one_sided + unit, gm + ppo + "aggregation.mode=seq-mean-token-sum-norm", "2503.20783", "aggregation.length_norm=64"},
+      {"dapo", any + deviation + one_sided + "overlong.factor=1",
+       gm_gs + token_mean + "loss.kind=ppo_clip loss.clip_low=0.2 loss.clip_high=0.28 dynamic_sampling=refill", "2503.14476",
+       "overlong.max_tokens=64 overlong.buffer_tokens=16"},
+      {"gspo", any + deviation + unit, gm_gs + seq_mean + "loss.kind=gspo loss.clip_low=3e-4 loss.clip_high=4e-4", "2507.18071"},
+      {"gmpo", any + deviation + unit, gm_gs + seq_mean + "loss.kind=gmpo loss.log_clip_low=0.4 loss.log_clip_high=0.4", "2507.20673"},
+      {"cispo", any + deviation + drift + "loss.mask_low=null loss.mask_high=null",
+       gm_gs + "loss.kind=cispo loss.ratio_min=0 loss.ratio_max=5 aggregation.mode=prompt-mean dynamic_sampling=refill", "2506.13585"},
+      {"rloo", any + one_sided, "advantage.baseline=leave_one_out advantage.scale=none " + ppo + token_mean, "2402.14740"},
+      {"reinforce", any + drift + unit, none + "loss.kind=reinforce aggregation.mode=seq-mean-token-sum", "Williams 1992"},
+      {"reinforce_pp", any + one_sided + "advantage.gamma=1",
+       none + ppo + token_mean + "advantage.credit=token advantage.whiten=true kl.where=reward kl.estimator=k1 kl.coef=0.001", "2501.03262", "",
+       {"advantage.balance"}},
+      {"reinforce_pp_baseline", any + one_sided, gm + ppo + token_mean + "advantage.whiten=true", "2501.03262"},
+      {"ppo", any + one_sided, ppo + token_mean + "advantage.credit=gae advantage.gamma=1 advantage.lambda=1 advantage.whiten=true", "1707.06347", "",
+       {"advantage.balance"}},
+      {"dual_clip", any + deviation + drift + "loss.dual_clip_value=cap", gm_gs + ppo + token_mean + "loss.dual_clip=3", "1912.09729"},
+      {"sapo", any + deviation + drift + unit, gm_gs + seq_mean + "loss.kind=sapo loss.tau_pos=1 loss.tau_neg=1.05", "2511.20347"},
+      {"dppo_tv", any + drift, gm + token_mean + "loss.kind=dppo_tv loss.tv_low=0.2 loss.tv_high=0.2 loss.ratio_max=20", "2602.04879"},
+      {"m2po", any + deviation + drift, gm_gs + token_mean + "loss.kind=m2po loss.m2_max=0.04", "2510.01161"},
+      {"minimax_01", any + deviation + drift + unit + "kl.importance_weighted=false",
+       gm_gs + ppo + seq_mean + "advantage.balance=true loss.dual_clip=3 loss.dual_clip_value=drop kl.where=loss kl.estimator=sg_prob kl.coef=0.01",
+       "2501.08313"},
+      {"kimi", any, gm + token_mean + "loss.kind=ratio_band loss.ratio_min=0.5 loss.ratio_max=2 loss.drift=0.001", "K2.5"},
+      {"opd", kind_none + drift + "loss.mask_low=null loss.mask_high=null distillation.task_reward=false",
+       token_mean + "loss.kind=cispo loss.ratio_min=0 loss.ratio_max=null distillation.kind=policy_gradient distillation.coef=1 distillation.student=old",
+       "Tinker"},
+      {"dpo", "loss.label_smoothing=0", "loss.kind=dpo loss.beta=0.1", "2305.18290"},
+      {"ipo", "", "loss.kind=ipo loss.beta=0.1 loss.length_average=true", "2310.12036"},
+      {"sft", "", "loss.kind=sft " + token_mean, "cross-entropy"},
+  };
+  for (const Row& row : rows) {
+    SCOPED_TRACE(row.name);
+    json::object block = {{"recipe", row.name}};
+    std::map<std::string, std::string> values = Settings(row.defaults), sources;
+    for (const std::string& path : row.unread) ASSERT_EQ(values.erase(path), 1u) << path;
+    for (const auto& [path, value] : values) sources[path] = "default";
+    for (const auto& [text, from] : {std::pair{row.recipe, "recipe"}, {row.file, "file"}}) {
+      for (const auto& [path, value] : Settings(text)) values[path] = value, sources[path] = from;
+    }
+    for (const auto& [path, value] : Settings(row.file)) {
+      json::value& parent = block[path.substr(0, path.find('.'))];
+      if (!parent.is_object()) parent = json::object();
+      parent.get_object()[path.substr(path.find('.') + 1)] = ParseJson(value).value();
+    }
+    const Result<ParsedAlgorithm> parsed = ParseAlgorithm(block);
+    ASSERT_TRUE(parsed.ok()) << parsed.status().message();
+    json::object expanded = ParseJson(parsed->expanded).value().as_object();
+    EXPECT_EQ(expanded.at("recipe"), json::value(row.name));
+    expanded.erase("recipe");
+    EXPECT_EQ(KeysOf(expanded), values);
+    EXPECT_EQ(parsed->sources, sources);
+    EXPECT_NE(parsed->recipe_source.find(row.source), std::string::npos) << parsed->recipe_source;
     const Result<ParsedAlgorithm> again = Parse(parsed->expanded);
     ASSERT_TRUE(again.ok()) << parsed->expanded << ": " << again.status().message();
     EXPECT_EQ(again->expanded, parsed->expanded);
   }
+  // What the error of an unknown recipe lists is all there are.
+  const std::string listed = Parse(R"({"recipe":"none"})").status().message();
+  for (const Row& row : rows) EXPECT_NE(listed.find(row.name), std::string::npos) << listed;
+  EXPECT_EQ(std::count(listed.begin(), listed.end(), ','), static_cast<int64_t>(rows.size()) - 1) << "a recipe that this table lacks: " << listed;
+  EXPECT_EQ(Parse(R"({"recipe":"cispo","dynamic_sampling":"off"})")->sources.at("dynamic_sampling"), "file");
 }
 
 // A number that depends on the task could get a value that nobody chose.
@@ -148,6 +197,9 @@ TEST(Algorithm, SettingsWithoutEffectAreErrors) {
       {R"({"recipe":"grpo","overlong":{"buffer_tokens":64}})", {"algorithm.overlong.buffer_tokens", "max_tokens"}},
       {R"({"recipe":"grpo","overlong":{"max_tokens":64,"buffer_tokens":null}})", {"algorithm.overlong.max_tokens", "buffer_tokens"}},
       {R"({"recipe":"grpo","overlong":{"factor":1}})", {"algorithm.overlong.factor"}},
+      {R"({"recipe":"grpo","off_policy":{"reject":[{"measure":"ratio","level":"token","min":0,"max":2}]}})",
+       {"algorithm.off_policy.reject[0].min", "every ratio is above"}},
+      {R"({"recipe":"grpo","off_policy":{"mode":"decoupled","weight":"token","weight_min":0}})", {"algorithm.off_policy.weight_min", "null"}},
       // KL.
       {R"({"recipe":"grpo","kl":{"coef":0.1}})", {"algorithm.kl.coef", "kl.where"}},
       {R"({"recipe":"grpo","kl":{"estimator":"k3"}})", {"algorithm.kl.estimator", "kl.where"}},
@@ -221,6 +273,12 @@ TEST(Algorithm, WrongKeysTypesAndRangesAreErrors) {
   ExpectError(R"({"recipe":"grop"})", {"algorithm.recipe", "grop", "grpo"});
   ExpectError(R"({"recipe":"grpo","dynamic_sampling":"maybe"})", {"algorithm.dynamic_sampling", "off, drop, refill"});
   ExpectError(R"({"recipe":"grpo","overlong":{"max_tokens":8.5,"buffer_tokens":2}})", {"algorithm.overlong.max_tokens", "integer"});
+  for (const char* factor : {"0", "-1"}) {
+    ExpectError(fmt::format(R"({{"recipe":"grpo","overlong":{{"max_tokens":8,"buffer_tokens":2,"factor":{}}}}})", factor),
+                {"algorithm.overlong.factor", "at least"});
+  }
+  ExpectError(R"({"recipe":"grpo","off_policy":{"reject":[{"measure":"ratio","level":"token","max":0}]}})",
+              {"algorithm.off_policy.reject[0].max", "drop everything"});
   ExpectError(R"({"advantage":{"baseline":"none"}})", {"algorithm.loss.kind", "required"});
   ExpectError(R"({"loss":{"kind":"cispo"},"aggregation":{"mode":"token-mean"}})", {"algorithm.advantage.baseline", "required"});
   ExpectError(R"({"loss":{"kind":"cispo"},"advantage":{"baseline":"none"}})", {"algorithm.aggregation.mode", "required"});

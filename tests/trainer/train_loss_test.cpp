@@ -284,9 +284,65 @@ TEST(TrainLoss, GoldenF4OffPolicy) {
   EXPECT_EQ(kept(R"({"measure":"ratio","level":"sequence_any","min":0.75})"), "001");  // veto
   EXPECT_EQ(kept(R"({"measure":"ratio","level":"token","min":0.8,"max":2,"only_negative":true})"), "111");
   EXPECT_EQ(kept(R"({"measure":"ratio","level":"token","min":0.8},{"measure":"ratio","level":"token","max":2})"), "100");
-  // Bypass: the rules look at the ratio itself.
-  const Answer bypass = F1(R"({"kind":"cispo"})");
-  ASSERT_EQ(bypass.coef[4], 0.8);
+  // Bypass: the rules look at the ratio itself, .5 1.1 1.5 and .7 4.
+  const auto bypass = [](const std::string& rule) {
+    return F1(R"({"kind":"cispo"})", R"({"mode":"token-mean"},"off_policy":{"reject":[)" + rule + "]}").coef;
+  };
+  ExpectNear(bypass(R"({"measure":"ratio","level":"token","max":2})"), {-.1, -.22, -.3, .14, 0}, 1e-12);
+  ExpectNear(bypass(R"({"measure":"ratio","level":"token","min":0.6})"), {0, -.22, -.3, .14, .8}, 1e-12);
+  ExpectNear(bypass(R"({"measure":"ratio","level":"sequence_any","min":0.6})"), {0, 0, 0, .14, .8}, 1e-12);
+}
+
+// A log-ratio beyond the clamp of +-20 could be trained no more and be told nowhere, or be let through by a bound that needs no exp.
+TEST(TrainLoss, BeyondTheClamp) {
+  // One of two tokens is 30 less likely than before, at A = 1: no rule of a loss but the clamp takes its gradient.
+  const auto answer = [](const std::string& loss, const std::string& more = "") {
+    const bool sequence = loss.find("\"g") != std::string::npos;
+    return Answer(fmt::format(R"({{"algorithm":{{"loss":{},"advantage":{{"baseline":"none"}},"aggregation":{{"mode":"{}"}}{}}},"groups":[{{"rollouts":[)"
+                              R"({{"reward":1,"mask":[1],"logp_new":[-31],"logp_old":[-1]}},{{"reward":1,"mask":[1],"logp_new":[-1],"logp_old":[-1]}}]}}]}})",
+                              loss, sequence ? "seq-mean-token-mean" : "token-mean", more));
+  };
+  for (const char* loss : {R"({"kind":"ppo_clip"})", R"({"kind":"sapo"})", R"({"kind":"gspo"})", R"({"kind":"gmpo"})", R"({"kind":"m2po","m2_max":1000})"}) {
+    const Answer beyond = answer(loss);
+    EXPECT_EQ(beyond.coef[0], 0) << loss;
+    EXPECT_LT(beyond.coef[1], 0) << loss;
+    EXPECT_EQ(beyond.Metric("clip_fraction_high"), 0.5) << loss;
+    EXPECT_EQ(beyond.Metric("clip_fraction_low"), 0) << loss;
+  }
+  for (const char* loss : {R"({"kind":"cispo"})", R"({"kind":"dppo_tv"})", R"({"kind":"ratio_band","ratio_min":0,"ratio_max":null})"}) {
+    const Answer beyond = answer(loss);
+    EXPECT_EQ(beyond.coef[0], -std::exp(-20) / 2) << loss;
+    EXPECT_EQ(beyond.Metric("clip_fraction_high"), 0.5) << loss;
+  }
+  // log^2 / 2 is 450.
+  const char* rule = R"(,"off_policy":{{"reject":[{{"measure":"k2","level":"{}","max":{}}}]}})";
+  for (const char* level : {"token", "sequence_sum", "sequence_mean", "sequence_any"}) {
+    EXPECT_EQ(answer(R"({"kind":"cispo"})", fmt::format(fmt::runtime(rule), level, 250)).Metric("rejected_tokens"), 1) << level;
+    EXPECT_EQ(answer(R"({"kind":"cispo"})", fmt::format(fmt::runtime(rule), level, 451)).Metric("rejected_tokens"), 0) << level;
+  }
+}
+
+// The square of a large reward could make a deviation infinite and every advantage 0, without a word.
+TEST(TrainLoss, HugeRewards) {
+  const auto input = [](const char* first, const char* second) {
+    return fmt::format(R"({{"algorithm":{{"recipe":"grpo"}},"groups":[{{"rollouts":[{{"reward":{},"mask":[1],"logp_new":[-1],"logp_old":[-1]}},)"
+                       R"({{"reward":{},"mask":[1],"logp_new":[-1],"logp_old":[-1]}}]}}]}})", first, second);
+  };
+  for (const auto& [high, low] : std::vector<std::pair<const char*, const char*>>{{"1e200", "-1e200"}, {"1e308", "-1e308"}, {"1e150", "-1e150"}}) {
+    const Answer answer(input(high, low));
+    ExpectNear(answer.Advantages(0), {std::sqrt(0.5), -std::sqrt(0.5)}, 1e-9);
+    ExpectNear(answer.coef, {-std::sqrt(0.5) / 2, std::sqrt(0.5) / 2}, 1e-9);
+    EXPECT_TRUE(std::isfinite(JsonRef(answer.value).Field("metrics")->Field("reward")->Field("std")->Double().value()));
+  }
+  // Their sum is no number any more; where the group is dropped, that shows in a metric alone.
+  std::string dropped = input("1.5e308", "1.5e308");
+  dropped.replace(dropped.find("\"grpo\""), 6, R"("grpo","dynamic_sampling":"drop")");
+  for (const std::string& too_large : {input("1.5e308", "1.4e308"), dropped}) {
+    const Result<std::string> text = TrainLoss(too_large);
+    ASSERT_FALSE(text.ok()) << *text;
+    EXPECT_EQ(text.status().code(), StatusCode::kOutOfRange);
+    EXPECT_NE(text.status().message().find("too large"), std::string::npos);
+  }
 }
 
 // Fixture F5: behaviour, proximal and new logprob -2, -1.5, -1.2.

@@ -17,7 +17,7 @@ LossKind Cispo() {
       .evaluate = PerToken([](const LossParameters& p, const LossToken& t) -> TokenLoss {
         double weight = std::max(t.ratio, p["ratio_min"]);
         if (const auto bound = p.Optional("ratio_max")) weight = std::min(weight, *bound);
-        bool clipped = weight != t.ratio;
+        bool clipped = weight != t.ratio || !t.inside;
         if (const auto low = p.Optional("mask_low")) {
           const bool above = t.advantage > 0 && t.ratio > 1 + p["mask_high"];
           const bool below = t.advantage < 0 && t.ratio < 1 - *low;

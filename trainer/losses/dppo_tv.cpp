@@ -16,7 +16,7 @@ LossKind DppoTv() {
             const auto bound = p.Optional("ratio_max");
             const double capped = bound ? std::min(t.ratio, *bound) : t.ratio;
             const double weight = kept ? capped : 0;
-            return {-weight * t.advantage * t.logp_new, -weight * t.advantage, !kept || capped != t.ratio};
+            return {-weight * t.advantage * t.logp_new, -weight * t.advantage, !kept || capped != t.ratio || !t.inside};
           })};
 }
 

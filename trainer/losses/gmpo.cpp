@@ -21,7 +21,8 @@ void Evaluate(const LossParameters& p, std::span<LossSequence> batch) {
     for (size_t k = 0; k < sequence.tokens.size(); ++k) {
       TokenLoss& loss = sequence.losses[k];
       loss.value = -sequence.tokens[k].advantage * ratio;
-      loss.slope = loss.clipped || !InsideClamp(mean) ? 0 : -pull * ratio / n;
+      loss.clipped = loss.clipped || !InsideClamp(mean);
+      loss.slope = loss.clipped ? 0 : -pull * ratio / n;
     }
   }
 }

@@ -17,9 +17,9 @@ void Evaluate(const LossParameters& p, std::span<LossSequence> batch) {
     for (size_t k = 0; k < sequence.tokens.size(); ++k) {
       const LossToken& t = sequence.tokens[k];
       const double a = t.advantage;
-      const bool clipped = (a > 0 && s > 1 + high) || (a < 0 && s < 1 - low);
+      const bool clipped = !InsideClamp(mean) || (a > 0 && s > 1 + high) || (a < 0 && s < 1 - low);
       sequence.losses[k] = {std::max(-s * a, -std::clamp(s, 1 - low, 1 + high) * a), 0, clipped};
-      if (!clipped && InsideClamp(mean)) slope -= s * a * t.weight;
+      if (!clipped) slope -= s * a * t.weight;
     }
     for (TokenLoss& loss : sequence.losses) loss.slope = slope / n;
   }

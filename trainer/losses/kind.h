@@ -55,7 +55,7 @@ struct LossToken {
 struct TokenLoss {
   double value = 0;      // of this token, without its weight
   double slope = 0;      // d(sum of weight * value over all tokens) / d(logp_new of this token)
-  bool clipped = false;  // the coefficient was zeroed or capped; for the metrics
+  bool clipped = false;  // the coefficient was zeroed or capped, by a rule of the loss or by the clamp of the log-ratio; for the metrics
 };
 
 // A rollout, or a segment of one; its tokens in the order in which they were sampled.

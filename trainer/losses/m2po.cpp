@@ -16,9 +16,8 @@ void Evaluate(const LossParameters& p, std::span<LossSequence> batch) {
   for (LossSequence& sequence : batch) {
     for (size_t k = 0; k < sequence.tokens.size(); ++k) {
       const LossToken& t = sequence.tokens[k];
-      sequence.losses[k] = {-t.ratio * t.advantage, t.inside ? -t.ratio * t.advantage * t.weight : 0};
-      const double x = Clamp20(t.log_ratio);
-      all.push_back({x * x, &sequence.losses[k]});
+      sequence.losses[k] = {-t.ratio * t.advantage, t.inside ? -t.ratio * t.advantage * t.weight : 0, !t.inside};
+      all.push_back({t.log_ratio * t.log_ratio, &sequence.losses[k]});
     }
   }
   std::stable_sort(all.begin(), all.end(), [](const Moved& a, const Moved& b) { return a.squared < b.squared; });

@@ -21,9 +21,9 @@ LossKind PpoClip() {
           const bool drop = p["dual_clip_value"] == 1;
           return {drop ? 0 : -*dual * a, 0, true};
         }
-        const bool clipped = (a > 0 && t.ratio > 1 + high) || (a < 0 && t.ratio < 1 - low);
+        const bool clipped = !t.inside || (a > 0 && t.ratio > 1 + high) || (a < 0 && t.ratio < 1 - low);
         const double bounded = std::clamp(t.ratio, 1 - low, 1 + high);
-        return {std::max(-t.ratio * a, -bounded * a), clipped || !t.inside ? 0 : -t.ratio * a, clipped};
+        return {std::max(-t.ratio * a, -bounded * a), clipped ? 0 : -t.ratio * a, clipped};
       }),
       .check = [](const LossParameters& p) -> std::string {
         const auto dual = p.Optional("dual_clip");

@@ -12,7 +12,7 @@ LossKind RatioBand() {
             const auto bound = p.Optional("ratio_max");
             const bool outside = t.ratio < p["ratio_min"] || (bound && t.ratio > *bound);
             const double weight = outside ? 0 : t.ratio;
-            return {-weight * t.advantage * t.logp_new, -weight * t.advantage, outside};
+            return {-weight * t.advantage * t.logp_new, -weight * t.advantage, outside || !t.inside};
           }),
           .check = [](const LossParameters& p) -> std::string {
             const auto bound = p.Optional("ratio_max");

@@ -10,7 +10,7 @@ LossKind Sapo() {
             const double tau = p[t.advantage > 0 ? "tau_pos" : "tau_neg"];
             const double gate = 1 / (1 + std::exp(-tau * (t.ratio - 1)));
             const double closed = 1 / (1 + std::exp(tau * (t.ratio - 1)));  // 1 - gate, without its rounding
-            return {-4 / tau * gate * t.advantage, t.inside ? -4 * gate * closed * t.ratio * t.advantage : 0};
+            return {-4 / tau * gate * t.advantage, t.inside ? -4 * gate * closed * t.ratio * t.advantage : 0, !t.inside};
           })};
 }
 
