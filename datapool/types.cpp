@@ -86,8 +86,8 @@ Status Validate(const PoolConfig& config) {
   RETURN_IF_ERROR(InRange("(S+1)*P", (static_cast<double>(config.S) + 1) * static_cast<double>(config.P), 1, kMaxSlots));
   RETURN_IF_ERROR(InRange("G", config.G, 1, kMaxRollouts));
   RETURN_IF_ERROR(InRange("extra", config.extra, 0, kMaxRollouts));
-  const double slots = config.B ? static_cast<double>(*config.B) : (static_cast<double>(config.S) + 1) * static_cast<double>(config.P);
-  const double running = slots * (static_cast<double>(config.G) + config.extra);
+  const double held = config.B ? static_cast<double>(*config.B) : (static_cast<double>(config.S) + 1) * static_cast<double>(config.P);
+  const double running = held * (static_cast<double>(config.G) + config.extra);
   RETURN_IF_ERROR(InRange(config.B ? "B*(G+extra)" : "(S+1)*P*(G+extra)", running, 1, kMaxRunning));
   RETURN_IF_ERROR(InRange("min_valid", config.MinValid(), 1, config.G));
   RETURN_IF_ERROR(InRange("retries", config.retries, 0, kMaxRollouts));
