@@ -33,7 +33,8 @@ GENERATORS = [("datapool/make_scripts.py", [], "scripts.jsonl"),
               ("text/make_jinja_goldens.py", [], "jinja.cases.jsonl"),
               ("text/make_task_chat_goldens.py", [TASK_FILES], "task_chat.cases.jsonl"),
               ("text/make_tokenizer_goldens.py", [], ""),
-              ("text/make_unicode_tables.py", [], "unicode_tables.inc")]
+              ("text/make_unicode_tables.py", [], "unicode_tables.inc"),
+              ("trainer/make_loss_goldens.py", [], "")]
 ELSEWHERE = {"text/unicode_tables.inc": ROOT / "text" / "unicode_tables.inc", **{f"datapool/{p.name}": p for p in SCENARIOS}}
 # Numbers that nobody else's library gives: the bits of our own engine, the same on every kernel path (tests/engine/golden_test.cpp
 # writes them with TEMPER_UPDATE_GOLDEN=1).
@@ -41,7 +42,7 @@ OWN = {"engine/digests.json"}
 # How far two numbers may be apart, absolute or relative.
 FAMILIES = ["gemma3", "gemma3_caps", "llama", "mistral", "qwen2", "qwen3"]
 TOLERANCE = {"engine/llama_f64.json": 1e-11, "engine/ropes.json": 1e-13,
-             **{f"engine/families/{f}/{name}": 1e-10 for f in FAMILIES for name in ("golden.json", "gradient.safetensors")}, "engine_files/hf_logits.json": 1e-6,
+             **{f"engine/families/{f}/{name}": 1e-10 for f in FAMILIES for name in ("golden.json", "gradient.safetensors")}, "engine_files/hf_logits.json": 1e-6, "trainer/losses.json": 1e-11,
              **{f"engine_files/hf/model-0000{i}-of-00004.safetensors": 1e-6 for i in range(1, 5)}}
 
 

@@ -183,7 +183,42 @@ TEST(LossProperty, WhatMustNotMatter) {
   }
 }
 
-// 8, 18: weights of one change nothing; bounds act one way; a normalised weight has mean one, and the effective share says so.
+// 8: where the proximal policy is the one that drew, every loss with a ratio is what it is without the weight; where it is the new one,
+// what a token gets is its weight times its advantage. A weight that entered the ratio, or replaced it, would break one of them.
+TEST(LossProperty, ADecoupledLossIsTheLossTimesItsWeight) {
+  const std::string decoupled = R"(,"off_policy":{"mode":"decoupled","weight_max":null,"weight":)";
+  for (const std::string kind : kRatioKinds) {
+    const Algorithm plain = Block(LossOf(kind), ModeOf(kind));
+    for (const char* weight : {"\"token\"}", "\"sequence\"}"}) {
+      const Algorithm weighted = Block(LossOf(kind), ModeOf(kind), decoupled + weight);
+      for (uint64_t seed = 0; seed < 20; ++seed) {
+        std::vector<LossGroup> batch = RandomBatch(seed), fresh = batch;
+        for (auto& group : batch) {
+          for (auto& r : group.rollouts) r.logp_rollout = r.logp_old;
+        }
+        const LossResult with = ComputeLoss(weighted, batch), without = ComputeLoss(plain, batch);
+        EXPECT_EQ(with.coef, without.coef) << kind;
+        EXPECT_EQ(with.loss, without.loss) << kind;
+        if (kind == "gspo" || kind == "gmpo") continue;  // their slope is one for the whole sequence
+        for (auto& group : fresh) {
+          for (auto& r : group.rollouts) r.logp_new = r.logp_old;
+        }
+        const LossResult first = ComputeLoss(weighted, fresh);
+        EachToken(fresh, [&](size_t g, size_t i, size_t t) {
+          const LossRollout& r = fresh[g].rollouts[i];
+          double x = r.logp_old[t] - r.logp_rollout[t];
+          if (weight[1] == 's') {
+            x = 0;
+            for (size_t k = 0; k < r.mask.size(); ++k) x += r.mask[k] ? r.logp_old[k] - r.logp_rollout[k] : 0;
+          }
+          EXPECT_NEAR(-first.coef[g][i][t] * static_cast<double>(first.metrics.tokens), std::exp(x) * r.reward, 1e-9) << kind << weight;
+        });
+      }
+    }
+  }
+}
+
+// 18, and 8 of REINFORCE: weights of one change nothing; bounds act one way; a normalised weight has mean one, and the effective share says so.
 TEST(LossProperty, OffPolicyWeights) {
   auto block = [](const std::string& settings) {
     return Block(R"({"kind":"reinforce"})", "token-mean", R"(,"off_policy":{"mode":"decoupled","weight":"token")" + settings + "}");
