@@ -342,7 +342,7 @@ std::string PrintEvent(const TimedEvent& timed) {
       w.String(e.kind == Event::Kind::kFinish ? "finish" : "fail");
       w.Key("group").Int(e.group).Key("rollout").Int(e.rollout).Key("outcome").String(e.outcome);
       TextField(w, "kind", e.reason);
-      if (e.reward) w.Key("reward").Double(*e.reward);
+      if (e.reward && e.kind == Event::Kind::kFinish) w.Key("reward").Double(*e.reward);
       break;
     case Event::Kind::kLease: w.String("lease"); break;
     case Event::Kind::kUpdate: w.String("update").Key("batch").Int(e.number); break;

@@ -87,6 +87,7 @@ struct Supervisor::Impl {
   double stop_asked_s = -1;
   bool hard = false;
   std::optional<JobEnd> end;
+  std::jthread closing;  // asks the pool to close
 
   Impl(const Job& j, const Plan& p, RunFolder& r, RunState s, sandbox::Janitor& jan, std::vector<RoleSpec> specs, bool pan)
       : job(j), plan(p), run(r), state(std::move(s)), janitor(jan), panel(pan), watcher(WatchOptions(j, p, r, state, specs), clock) {
@@ -292,12 +293,12 @@ struct Supervisor::Impl {
     }
     if (hard || !pool || (pool->pid <= 0 && end->exit_code != 0)) return;
     const auto reason = end->exit_code == 0 ? datapool::CloseReason::kJobEnd : datapool::CloseReason::kStopped;
-    // On a thread of its own, since the child is seen to die, and started, on this one.
+    // On a thread of its own, since the child is seen to die, and started, on this one. It ends when the client gives up at the latest.
     auto answer = std::make_shared<std::promise<Status>>();
     std::future<Status> closed = answer->get_future();
-    std::thread([answer, reason, address = pool->spec.address] {
+    closing = std::jthread([answer, reason, address = pool->spec.address] {
       answer->set_value(datapool::ConnectDataPool(address)->Close(reason));
-    }).detach();
+    });
     int starts = 0;
     while (closed.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
       if (hard || starts > kDeathsMax) break;

@@ -307,7 +307,7 @@ TEST(PoolDurability, ALedgerAndItsStoreAreHeldToEachOther) {
     const Result<VerifyReport> report = VerifyRun(config, run);
     return report.ok() ? report->balance_error + report->replay_error : report.status().message();
   };
-  for (const char* point : {"pool.after_write=exit@40", "pool.ledger_half=exit@25", "pool.finish.durable=exit@9"}) {
+  for (const char* point : {"pool.after_write=exit@15", "pool.ledger_half=exit@8", "pool.finish.durable=exit@3"}) {
     ASSERT_TRUE(WIFSIGNALED(RunProcess(run, point)));
     EXPECT_EQ(wrong(), "") << point;
   }

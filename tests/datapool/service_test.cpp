@@ -140,11 +140,12 @@ TEST(Service, AnAlarmCanPauseTheJob) {
     EXPECT_EQ((*pool)->Metrics()->at("alarm.head_wait"), 1);
     EXPECT_EQ((*pool)->Metrics()->at("alarm_pauses"), pause);
     EXPECT_THAT(metrics.Lines(), testing::ElementsAre(testing::StartsWith("alarm: head_wait: group 0 of default runs for 61 s")));
+    EXPECT_FALSE((*pool)->Lease("t", 0, 0)->ready);  // something is written, with the time
     for (int life = 0; life < 2; ++life) {
       clock.Advance(500);
       ASSERT_TRUE((*pool)->Pause(false).ok());
       EXPECT_EQ((*pool)->TakeIssues("a", 0, 0)->issues.size(), 0u);
-      EXPECT_EQ((*pool)->Metrics()->at("tombstoned"), pause ? 0 : 4 + 4 * life);
+      EXPECT_EQ((*pool)->Metrics()->at("tombstoned") > 0, !pause) << "life " << life;
       pool->reset();
       pool = open();
       ASSERT_TRUE(pool.ok());
