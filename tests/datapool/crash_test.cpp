@@ -115,15 +115,45 @@ void ExpectNoStoreError(const std::string& run, const std::string& what) {
   }
 }
 
-// What could go wrong: killed at any point, the pool comes back with other batches, lost or doubled work, or a ledger that does not
-// balance. At each death a batch is partly filled, or leased, or trained and not committed: a checkpoint is written every other step.
-TEST(PoolDurability, KilledAtEveryPointTheBatchesAreThoseOfAnUninterruptedRun) {
+std::vector<std::string> PointsOfEveryJob() {
   std::vector<std::string> points = {"pool.before_write", "pool.after_write", "pool.ledger_half", "pool.after_ledger", "pool.recover.cut"};
   for (const char* call : {"attach_agents", "attach_trainer", "take_issues", "finish", "lease", "update", "commit", "pause", "close"}) {
     for (const char* moment : {"applied", "durable"}) points.push_back(fmt::format("pool.{}.{}", call, moment));
   }
   points.push_back("trainer.batch_written");
   points.push_back("trainer.checkpoint_written");
+  return points;
+}
+// Of those whose records leave.
+const std::vector<std::string> kPointsOfRetention = {"pool.archive.written", "pool.retire.applied", "pool.retire.durable"};
+
+// What could go wrong: a point is added to the pool, and no test dies there.
+TEST(PoolDurability, EveryNamedPointIsAmongThem) {
+  const std::string source = *ReadFile(TEMPER_SOURCE_DIR "/datapool/service.cpp");
+  std::set<std::string> named;
+  const auto quoted = [&](const std::string& before, const auto& add) {
+    for (size_t at = source.find(before); at != std::string::npos; at = source.find(before, at + 1)) {
+      const size_t begin = at + before.size();
+      add(source.substr(begin, source.find('"', begin) - begin));
+    }
+  };
+  quoted("turn.calls.insert(\"", [&](const std::string& call) {
+    for (const char* moment : {"applied", "durable"}) named.insert("pool." + call + "." + moment);
+  });
+  quoted("Point(\"", [&](const std::string& point) {
+    if (point != "pool.") named.insert(point);  // those of the calls
+  });
+  std::set<std::string> known(kPointsOfRetention.begin(), kPointsOfRetention.end());
+  for (const std::string& point : PointsOfEveryJob()) {
+    if (point.starts_with("pool.")) known.insert(point);
+  }
+  EXPECT_EQ(named, known);
+}
+
+// What could go wrong: killed at any point, the pool comes back with other batches, lost or doubled work, or a ledger that does not
+// balance. At each death a batch is partly filled, or leased, or trained and not committed: a checkpoint is written every other step.
+TEST(PoolDurability, KilledAtEveryPointTheBatchesAreThoseOfAnUninterruptedRun) {
+  const std::vector<std::string> points = PointsOfEveryJob();
   EXPECT_GE(points.size(), 25u);
   std::map<std::string, int> hits;
   for (const std::string& point : points) {
@@ -180,14 +210,17 @@ void ExpectRetired(const std::string& run, const std::string& fate, const std::s
 // store and the ledger disagree on what has left.
 TEST(PoolDurability, KilledWhileRecordsLeaveNothingIsLost) {
   int deaths = 0;
+  std::map<std::string, int> hits;
+  std::vector<std::string> points = kPointsOfRetention;
+  points.insert(points.end(), {"pool.commit.applied", "pool.before_write", "pool.after_write", "trainer.checkpoint_written"});
   for (const std::string fate : {"archive", "drop"}) {
     setenv("TEMPER_TEST_CONSUMED", fate.c_str(), 1);
-    for (const char* point : {"pool.archive.written", "pool.retire.applied", "pool.retire.durable", "pool.commit.applied", "pool.before_write", "pool.after_write", "trainer.checkpoint_written"}) {
-      if (fate == "drop" && std::string(point) == "pool.archive.written") continue;
+    for (const std::string& point : points) {
+      if (fate == "drop" && point == "pool.archive.written") continue;
       const std::string run = NewRun();
       bool done = false;
       int here = 0;
-      for (int at = 1; !done; at += std::string(point).find("write") == std::string::npos ? 1 : 7) {
+      for (int at = 1; !done; at += point.find("write") == std::string::npos ? 1 : 7) {
         const int status = RunProcess(run, fmt::format("{}=exit@{}", point, at));
         done = WIFEXITED(status) && WEXITSTATUS(status) == 0;
         ASSERT_TRUE(done || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)) << point << "@" << at << ": status " << status;
@@ -196,6 +229,7 @@ TEST(PoolDurability, KilledWhileRecordsLeaveNothingIsLost) {
       }
       EXPECT_GT(here, 0) << point << " was never hit";
       deaths += here;
+      hits[point] += here;
       ExpectWhole(run, fate + " " + point);
       ExpectRetired(run, fate, point);
       EXPECT_TRUE(RemoveAll(run).ok());
@@ -204,7 +238,9 @@ TEST(PoolDurability, KilledWhileRecordsLeaveNothingIsLost) {
   }
   unsetenv("TEMPER_TEST_CONSUMED");
   EXPECT_GT(deaths, 15);
-  std::printf("measured: %d deaths\n", deaths);
+  std::printf("measured: %d deaths", deaths);
+  for (const std::string& point : kPointsOfRetention) std::printf(", %d at %s", hits[point], point.c_str());
+  std::printf("\n");
 }
 
 // ---- power cuts
