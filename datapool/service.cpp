@@ -19,7 +19,6 @@
 #include "common/log.h"
 #include "datapool/archive.h"
 #include "datapool/format.h"
-#include "datapool/ledger_end.h"
 #include "datapool/pack.h"
 #include "datapool/record.h"
 #include "datapool/statistics.h"
@@ -35,6 +34,7 @@ constexpr double kQueueWaitS = 30;
 constexpr double kAnswerWaitS = 120;     // a turn is one disk write; longer means that the disk hangs
 constexpr double kIdleWaitS = 1;
 constexpr double kTickWaitS = 0.2;       // longest sleep before a deadline is looked at again
+constexpr char kStoreTag[] = "temper-pool-1";
 constexpr size_t kShownPositions = 64;   // of a source, in the metrics
 constexpr double kLookEveryS = 0.25;     // at the space on disk,
 constexpr int64_t kLookEveryBytes = 4 << 20;  // or after so many bytes
@@ -82,7 +82,6 @@ struct LocalDataPool::Impl {
   int64_t bytes_since = 0;    // written since then
   std::set<std::string> raised;  // names of the alarms that are
   int64_t seq = 0;            // of the last ledger line
-  std::optional<uint64_t> sum = 0;  // of all lines up to it (ledger_end.h); none: not known
   int64_t synced_seq = 0;     // lines up to here are on disk for good
   int64_t clock_base_us = 0;  // pool time at clock_origin_s
   double clock_origin_s = 0;
@@ -160,10 +159,9 @@ struct LocalDataPool::Impl {
 
   std::string Pack() const {
     Packer p;
-    p.Text(sum ? kStateTag : kFormerStateTag);
+    p.Text(kStoreTag);
     p.Text(window.Store());
     p.Int(seq);
-    if (sum) p.Int(static_cast<int64_t>(*sum));
     p.Int(NowUs());
     p.Int(paused);
     p.Text(job);
@@ -180,11 +178,9 @@ struct LocalDataPool::Impl {
 
   Status Unpack(const std::string& state) {
     Unpacker u(state);
-    std::string core;
-    LedgerEnd end;
-    RETURN_IF_ERROR(UnpackLedgerEnd(u, &core, &end));
-    seq = end.seq;
-    sum = end.sum;
+    if (u.Text() != kStoreTag) return DataLoss("the pool's stored state is damaged, or of another version");
+    const std::string core = u.Text();
+    seq = u.Int();
     clock_base_us = u.Int();
     paused = u.Int() != 0;
     job = u.Text();
@@ -253,38 +249,32 @@ struct LocalDataPool::Impl {
     return Status::Ok();
   }
 
-  // The store is ahead of the file by what a crash cut off, never behind it but for the loss of unsynced writes with the machine. Until it
-  // is sure of that it changes nothing.
+  // The store is ahead of the file by what a crash cut off, never behind it but for the loss of unsynced writes with the machine.
   Status RepairLedger() {
     const std::string& path = options.ledger_path;
     std::string content;
     if (Exists(path)) {
       ASSIGN_OR_RETURN(content, ReadFile(path));
     }
-    const size_t whole = content.rfind('\n') == std::string::npos ? 0 : content.rfind('\n') + 1;
-    size_t keep = whole;
-    int64_t last = 0, written = 0;
+    size_t keep = content.rfind('\n') == std::string::npos ? 0 : content.rfind('\n') + 1;
+    int64_t last = 0;
     while (keep > 0) {
       const size_t before = keep >= 2 ? content.rfind('\n', keep - 2) : std::string::npos;
       const size_t begin = before == std::string::npos ? 0 : before + 1;
       Result<LedgerRecord> record = ParseLedger(std::string_view(content).substr(begin, keep - 1 - begin));
       if (!record.ok()) return DataLoss(path + ": the last whole line is damaged: " + record.status().message());
-      written = std::max(written, record->seq);
       if (record->seq <= seq) {
         last = record->seq;
         break;
       }
-      // The first lines of all are synced too, with the trainer that they are for.
-      if (seq == 0 || IsPromised(record->line)) {
-        return DataLoss(fmt::format(
-            "{}: goes on to line {}, but the store {}/pool {}; it has lost what was synced to it (line {}: {}), and nothing was changed. "
-            "Put the store of this ledger back, or begin a new run",
-            path, written, DirName(path), seq == 0 ? "is empty" : fmt::format("ends at line {}", seq), record->seq,
-            Name(record->line.kind)));
-      }
       keep = begin;
     }
+    ledger = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+    if (!ledger.valid()) return ErrnoStatus(path, errno);
+    RETURN_IF_ERROR(SyncDir(DirName(path)));  // its name must last as long as what it will hold
+    if (keep != content.size() && ftruncate(ledger.get(), static_cast<off_t>(keep)) != 0) return ErrnoStatus(path, errno);
     ASSIGN_OR_RETURN(auto lines, store->Ledger());
+    Point("pool.recover.cut");
     std::string missing;
     for (const auto& [number, line] : lines) {
       if (number <= last) continue;
@@ -293,44 +283,24 @@ struct LocalDataPool::Impl {
       last = number;
     }
     if (last != seq) {
-      return DataLoss(fmt::format("{}: ends at line {}, but the pool has written {} and kept no copy of the rest; nothing was changed",
-                                  path, last, seq));
+      return DataLoss(fmt::format("{}: ends at line {}, but the pool has written {} and kept no copy of the rest", path, last, seq));
     }
-    uint64_t found = 0;
-    RETURN_IF_ERROR(CountAgain(std::string_view(content).substr(0, keep), &found));
-    RETURN_IF_ERROR(CountAgain(missing, &found));
-    if (sum && *sum != found) {
-      return DataLoss(fmt::format("{}: one of its {} lines is not what the pool wrote (their checksum lies in the store {}/pool); nothing "
-                                  "was changed",
-                                  path, seq, DirName(path)));
-    }
-    sum = found;
-
-    if (keep < whole) {
-      // Not acknowledged as durable; whoever wants to know what it was finds it.
-      log::Warn("ledger lines taken back: the store lost them with the machine",
-                {{"from", seq + 1}, {"to", written}, {"kept_in", path + ".cut"}});
-      RETURN_IF_ERROR(AppendFile(path + ".cut", content.substr(keep, whole - keep)));
-    }
-    ledger = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-    if (!ledger.valid()) return ErrnoStatus(path, errno);
-    RETURN_IF_ERROR(SyncDir(DirName(path)));  // its name must last as long as what it will hold
-    if (keep != content.size() && ftruncate(ledger.get(), static_cast<off_t>(keep)) != 0) return ErrnoStatus(path, errno);
-    Point("pool.recover.cut");
-    return WriteAll(ledger.get(), missing);
+    RETURN_IF_ERROR(WriteAll(ledger.get(), missing));
+    content.resize(keep);
+    RETURN_IF_ERROR(CountAgain(content));
+    return CountAgain(missing);
   }
 
   void Remember(const LedgerLine& l) {
     if (l.kind == LedgerLine::Kind::kQuarantine && l.group && l.rollout && l.attempt) quarantined.insert({*l.group, *l.rollout, *l.attempt});
   }
 
-  // The balance and the statistics are those of the whole ledger. Adds the lines to `found`.
-  Status CountAgain(std::string_view lines, uint64_t* found) {
+  // The balance and the statistics are those of the whole ledger.
+  Status CountAgain(std::string_view lines) {
     while (!lines.empty()) {
       const size_t end = lines.find('\n');
       Result<LedgerRecord> record = ParseLedger(lines.substr(0, end));
       if (!record.ok()) return record.status().WithContext(options.ledger_path);
-      *found = AddToSum(*found, lines.substr(0, end));
       RETURN_IF_ERROR(balance->Add(*record).WithContext(fmt::format("{}: seq {}", options.ledger_path, record->seq)));
       statistics.Add(record->line);
       alarms.Add(record->line);
@@ -357,7 +327,6 @@ struct LocalDataPool::Impl {
       Remember(line);
       ++seq;
       turn.write.ledger.emplace_back(seq, PrintLedger({seq, line}));
-      if (sum) sum = AddToSum(*sum, turn.write.ledger.back().second);
       // What must never be is not written: the process ends, and what stands on disk is still right.
       if (Status s = balance ? balance->Add({seq, line}) : Status::Ok(); !s.ok()) {
         Wrong(fmt::format("the ledger would not balance at {}: {}", PrintLedger({seq, line}), s.message()));
@@ -822,7 +791,6 @@ struct LocalDataPool::Impl {
     if (step < 0) return InvalidArgument(fmt::format("step: {} is negative", step));
     if (window.closed()) return FailedPrecondition("the pool is closed");
     if (trainer_attached && trainer == incarnation) return window.Outstanding();
-    turn.sync = true;  // even of a call that is refused half way
     if (!window.started()) {
       if (step != 0) return FailedPrecondition(fmt::format("checkpoint {} is of another job: this pool has trained nothing", step));
       Keep(turn, window.Start(Now()));
@@ -848,6 +816,7 @@ struct LocalDataPool::Impl {
     trainer = incarnation;
     trainer_attached = true;
     turn.changed = true;
+    turn.sync = true;
     std::vector<int64_t> back;
     if (known) {
       ASSIGN_OR_RETURN(StepOutput out, Apply(turn, Simple(Event::Kind::kCrashTrainer)));

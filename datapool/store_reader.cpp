@@ -67,25 +67,6 @@ class RocksReader final : public StoreReader {
     return out;
   }
 
-  Result<LedgerEnd> Ledger() override {
-    RETURN_IF_ERROR(CatchUp());
-    LedgerEnd end;
-    std::string state, window;
-    const rocksdb::Status found = db_->Get({}, kStateKey, &state);
-    if (found.IsNotFound()) return end;
-    RETURN_IF_ERROR(FromRocks(found, "pool store"));
-    Unpacker u(state);
-    RETURN_IF_ERROR(UnpackLedgerEnd(u, &window, &end));
-    std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator({}));
-    for (it->Seek("l"); it->Valid() && it->key().starts_with("l"); it->Next()) {
-      rocksdb::Slice key = it->key();
-      key.remove_prefix(1);
-      end.lines.emplace_back(static_cast<int64_t>(GetBig({key.data(), key.size()})), it->value().ToString());
-    }
-    RETURN_IF_ERROR(FromRocks(it->status(), "pool store"));
-    return end;
-  }
-
  private:
   Status CatchUp() { return FromRocks(db_->TryCatchUpWithPrimary(), "pool store"); }
 
@@ -125,25 +106,6 @@ Result<std::unique_ptr<StoreReader>> StoreReader::Open(const std::string& run) {
     return FromRocks(s, path);
   }
   return std::unique_ptr<StoreReader>(new RocksReader(std::unique_ptr<rocksdb::DB>(db), scratch, run + kArchiveDir));
-}
-
-Result<VerifyReport> VerifyRun(const PoolConfig& config, const std::string& run) {
-  Result<std::unique_ptr<StoreReader>> reader = StoreReader::Open(run);
-  // Of a folder that may not be written (a secondary wants to) the ledger alone is looked at.
-  const StatusCode code = reader.status().code();
-  if (!reader.ok() && code != StatusCode::kNotFound && code != StatusCode::kPermissionDenied) return reader.status();
-  LedgerEnd before, after;
-  // A pool that runs writes to the store first and drops from it last: the file is looked at between two looks at the store.
-  if (reader.ok()) {
-    ASSIGN_OR_RETURN(before, (*reader)->Ledger());
-  }
-  std::string ledger;
-  if (before.seq == 0 || Exists(run + kLedgerFile)) {
-    ASSIGN_OR_RETURN(ledger, ReadFile(run + kLedgerFile));
-  }
-  if (!reader.ok()) return VerifyLedger(config, ledger);
-  ASSIGN_OR_RETURN(after, (*reader)->Ledger());
-  return VerifyLedger(config, ledger, StoreWords{std::move(before), after.seq});
 }
 
 Result<AttemptId> ParseAttemptId(const std::string& text) {

@@ -9,9 +9,7 @@
 #include <vector>
 
 #include "common/status.h"
-#include "datapool/ledger_end.h"
 #include "datapool/types.h"
-#include "datapool/verify.h"
 
 namespace temper::datapool {
 
@@ -26,13 +24,7 @@ class StoreReader {
   virtual Result<std::string> Read(int64_t group, int32_t rollout, std::optional<int32_t> attempt) = 0;
   // All attempts stored, ascending; `group` narrows it.
   virtual Result<std::vector<AttemptId>> List(std::optional<int64_t> group) = 0;
-  // Where the ledger stands, at this moment of a running pool.
-  virtual Result<LedgerEnd> Ledger() = 0;
 };
-
-// The ledger of a run folder, held to its word and, where RUN has a store, to what that knows of it. One that is gone though
-// the store knows of it is out of balance. kNotFound: there is none. Another error: the store cannot be read.
-Result<VerifyReport> VerifyRun(const PoolConfig& config, const std::string& run);
 
 // "GROUP.ROLLOUT" or "GROUP.ROLLOUT.ATTEMPT"; attempt 0 = none given.
 Result<AttemptId> ParseAttemptId(const std::string& text);

@@ -274,10 +274,9 @@ Status Balance::Finish() const {
   return Wrong(fmt::format("step {} has {} groups instead of {}", open_step_, open_count_, per_step_));
 }
 
-VerifyReport VerifyLedger(const PoolConfig& config, std::string_view ledger, const std::optional<StoreWords>& store) {
+VerifyReport VerifyLedger(const PoolConfig& config, std::string_view ledger) {
   VerifyReport report;
   report.plan = Plan(config);
-  report.store = store.has_value();
   Balance balance(config);
   Replay replay(config);
   auto complain = [](int64_t line, const Status& status, int64_t* at, std::string* error) {
@@ -285,51 +284,27 @@ VerifyReport VerifyLedger(const PoolConfig& config, std::string_view ledger, con
     *at = line;
     *error = status.message();
   };
-  auto unbalanced = [&](const Status& status) { complain(report.lines, status, &report.balance_line, &report.balance_error); };
-  int64_t last = 0;
-  uint64_t sum = 0;
-  // False: nothing more can be learned.
-  auto take = [&](std::string_view text) {
-    ++report.lines;
-    Result<LedgerRecord> record = ParseLedger(text);
-    const Status status = record.status();
-    if (report.balance_error.empty()) unbalanced(status.ok() ? balance.Add(*record) : status);
-    if (report.replay_error.empty()) {
-      complain(report.lines, status.ok() ? replay.Add(record->line) : status, &report.replay_line, &report.replay_error);
-    }
-    if (record.ok()) last = record->seq;
-    if (store && last > store->seq_after && record.ok() && (store->seq_after == 0 || IsPromised(record->line))) {
-      unbalanced(Wrong(fmt::format("the store ends at line {}: it has lost what was synced to it", store->seq_after)));
-    }
-    sum = AddToSum(sum, text);
-    if (store && store->before.sum && last == store->before.seq && sum != *store->before.sum) {
-      unbalanced(Wrong("a line up to here is not what the pool wrote: their checksum in the store is another"));
-    }
-    return report.balance_error.empty() || report.replay_error.empty();
-  };
-  bool more = true;
-  while (more && !ledger.empty()) {
+  while (!ledger.empty()) {
     const size_t end = ledger.find('\n');
     if (end == std::string_view::npos) {
       report.torn = true;
       break;
     }
-    more = take(ledger.substr(0, end));
+    const std::string_view text = ledger.substr(0, end);
     ledger.remove_prefix(end + 1);
-  }
-  if (store && more) {
-    for (const auto& [seq, line] : store->before.lines) {
-      if (!more || seq != last + 1) continue;
-      report.torn = true;
-      more = take(line);
+    ++report.lines;
+    Result<LedgerRecord> record = ParseLedger(text);
+    const Status status = record.status();
+    if (report.balance_error.empty()) {
+      complain(report.lines, status.ok() ? balance.Add(*record) : status, &report.balance_line, &report.balance_error);
     }
-    if (more && last < store->before.seq) {
-      unbalanced(Wrong(fmt::format("the ledger ends at line {}, but the pool has written {}", last, store->before.seq)));
+    if (report.replay_error.empty()) {
+      complain(report.lines, status.ok() ? replay.Add(record->line) : status, &report.replay_line, &report.replay_error);
     }
+    if (!report.balance_error.empty() && !report.replay_error.empty()) break;
   }
-  // A line that was being written when the pool died may be the middle of an event; its recovery completes the event. So may be what came
-  // since the store was looked at.
-  if (store ? last == store->before.seq : !report.torn) {
+  // A line that was being written when the pool died may be the middle of an event; its recovery completes the event.
+  if (!report.torn) {
     complain(0, balance.Finish(), &report.balance_line, &report.balance_error);
     complain(0, replay.Finish(), &report.replay_line, &report.replay_error);
   }
@@ -348,8 +323,7 @@ VerifyReport VerifyLedger(const PoolConfig& config, std::string_view ledger, con
 
 std::string PrintVerify(const VerifyReport& r) {
   JsonWriter w;
-  w.BeginObject().Key("balanced").Bool(r.balanced).Key("replayed").Bool(r.replayed).Key("lines").Int(r.lines);
-  w.Key("torn").Bool(r.torn).Key("store").Bool(r.store);
+  w.BeginObject().Key("balanced").Bool(r.balanced).Key("replayed").Bool(r.replayed).Key("lines").Int(r.lines).Key("torn").Bool(r.torn);
   w.Key("admitted").Int(r.admitted).Key("consumed").Int(r.consumed).Key("tombstoned").BeginObject();
   for (const auto& [reason, n] : r.tombstoned) w.Key(reason).Int(n);
   w.EndObject().Key("in_flight").Int(r.in_flight).Key("running").Int(r.running).Key("outcomes").BeginObject();

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -13,7 +12,6 @@
 
 #include "common/status.h"
 #include "datapool/format.h"
-#include "datapool/ledger_end.h"
 #include "datapool/types.h"
 #include "datapool/window.h"
 
@@ -75,12 +73,11 @@ class Balance {
 struct VerifyReport {
   bool balanced = false;
   bool replayed = false;
-  bool torn = false;  // the last line was cut short and left out, or lines of a pool that died are in its store alone
+  bool torn = false;  // the last line was cut short and left out
   int64_t lines = 0;
   // The first complaint of each kind: line number from 1 (0: the end), and what.
   int64_t balance_line = 0, replay_line = 0;
   std::string balance_error, replay_error;
-  bool store = false;  // the ledger was held to the pool's store, and is part of `balanced`
   PoolPlan plan;
   std::map<std::string, int64_t> outcomes, tombstoned;
   std::map<std::string, Balance::Source> sources;
@@ -89,14 +86,7 @@ struct VerifyReport {
   bool ok() const { return balanced && replayed; }
 };
 
-// What a store said before the ledger was read, and which line was its last one afterwards.
-struct StoreWords {
-  LedgerEnd before;
-  int64_t seq_after = 0;
-};
-
-// `store`: where there is one. Lines that it alone has are the end of the ledger.
-VerifyReport VerifyLedger(const PoolConfig& config, std::string_view ledger, const std::optional<StoreWords>& store = std::nullopt);
+VerifyReport VerifyLedger(const PoolConfig& config, std::string_view ledger);
 std::string PrintVerify(const VerifyReport& report);
 
 }  // namespace temper::datapool

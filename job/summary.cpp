@@ -10,7 +10,6 @@
 #include "common/strings.h"
 #include "datapool/listing.h"
 #include "datapool/statistics.h"
-#include "datapool/store_reader.h"
 #include "datapool/verify.h"
 #include "job/eval_change.h"
 #include "trainer/loop.h"
@@ -69,23 +68,13 @@ std::string MakeSummary(const Job& job, const Plan& plan, const std::string& run
   datapool::VerifyReport ledger;
   ledger.balanced = true;
   datapool::Statistics statistics(job.pool, {});
-  const auto verified = datapool::VerifyRun(job.pool, run_dir);
-  const auto text = ReadFile(run_dir + "/ledger.jsonl");
-  if (verified.ok()) {
-    ledger = *verified;
-  } else if (verified.status().code() != StatusCode::kNotFound) {
-    ledger = datapool::VerifyLedger(job.pool, text.ok() ? *text : "");
-    ledger.balanced = false;
-    ledger.balance_error = verified.status().message();
-  }
-  if (text.ok()) {
+  if (auto text = ReadFile(run_dir + "/ledger.jsonl"); text.ok()) {
+    ledger = datapool::VerifyLedger(job.pool, *text);
     if (const auto records = datapool::ReadLedger(*text); records.ok()) {
       for (const datapool::LedgerRecord& record : *records) statistics.Add(record.line);
     }
-  }
-  if (!ledger.balanced) notes.push_back("ledger.jsonl line " + std::to_string(ledger.balance_line) + ": " + ledger.balance_error);
-  else if (!ledger.replayed && ledger.lines > 0) {
-    notes.push_back("ledger.jsonl line " + std::to_string(ledger.replay_line) + " is not what the window machine decides: " + ledger.replay_error);
+    if (!ledger.balanced) notes.push_back("ledger.jsonl line " + std::to_string(ledger.balance_line) + ": " + ledger.balance_error);
+    else if (!ledger.replayed) notes.push_back("ledger.jsonl line " + std::to_string(ledger.replay_line) + " is not what the window machine decides: " + ledger.replay_error);
   }
   auto counter = [&](const char* name) {
     auto it = end.counters.find(name);

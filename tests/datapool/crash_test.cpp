@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <map>
 #include <set>
 
@@ -330,102 +329,6 @@ TEST(PoolDurability, APowerCutLosesNothingThatWasPromised) {
   EXPECT_GT(lost, 1'000'000) << "nothing was at stake";
   EXPECT_GT(forgotten, 2) << "how many depends on when the store made its files";
   std::printf("measured: %d power cuts, %lld unsynced bytes and %d unsynced names lost\n", cuts, static_cast<long long>(lost), forgotten);
-}
-
-// ---- ledgers that are not the store's
-
-// What could go wrong: a ledger that was cut or changed is called balanced because what is left of it balances; the pool goes on with it, or
-// cuts it itself where its store is gone or behind; one whose end a crash left in the store alone is called wrong.
-TEST(PoolDurability, ALedgerAndItsStoreAreHeldToEachOther) {
-  const std::string run = NewRun(), path = run + "/ledger.jsonl";
-  const PoolConfig config = Config(kScriptedPool);
-  auto wrong = [&] {
-    const Result<VerifyReport> report = VerifyRun(config, run);
-    return report.ok() ? report->balance_error + report->replay_error : report.status().message();
-  };
-  for (const char* point : {"pool.after_write=exit@15", "pool.ledger_half=exit@8", "pool.finish.durable=exit@3"}) {
-    ASSERT_TRUE(WIFSIGNALED(RunProcess(run, point)));
-    EXPECT_EQ(wrong(), "") << point;
-  }
-  EXPECT_TRUE(VerifyRun(config, run)->store);
-  const std::string other = NewRun();
-  std::filesystem::copy(run + "/pool", other + "/pool", std::filesystem::copy_options::recursive);
-  ASSERT_EQ(RunProcess(run, ""), 0);
-  EXPECT_EQ(wrong(), "");
-  const std::string whole = *ReadFile(path);
-
-  ScriptedJob job;
-  job.run = run;
-  job.name = "again";
-  auto expect_refused = [&](const std::string& ledger, const std::string& verified, const std::string& refused) {
-    ASSERT_TRUE(WriteFile(path, ledger).ok());
-    EXPECT_NE(wrong().find(verified), std::string::npos) << wrong();
-    const Status played = PlayHere(job);
-    EXPECT_NE(played.message().find(refused), std::string::npos) << played.message();
-    EXPECT_EQ(*ReadFile(path), ledger) << refused;
-  };
-  expect_refused("", "ends at line 0, but the pool has written", "ends at line 0, but the pool has written");
-  expect_refused(whole.substr(0, whole.size() / 2), "but the pool has written", "but the pool has written");
-  for (const char* event : {"\"ask\"", "\"commit\"", "\"issue\""}) {  // between two events too
-    const size_t at = whole.find(std::string("\"event\":") + event, whole.size() / 3);
-    expect_refused(whole.substr(0, whole.rfind('\n', at) + 1), "but the pool has written", "but the pool has written");
-  }
-  // What the machine was told, not what it decides: no replay can see it.
-  auto change = [&](const std::string& from, const std::string& to) {
-    std::string changed = whole;
-    const size_t at = changed.find(from, changed.size() / 2);
-    TEMPER_CHECK(at != std::string::npos) << from;
-    return changed.replace(at, from.size(), to);
-  };
-  for (const std::string& changed : {change("\"scored\"", "\"truncated\""), change("\"reward\":1}", "\"reward\":1,\"reason\":\"x\"}")}) {
-    expect_refused(changed, "is not what the pool wrote", "is not what the pool wrote");
-  }
-  ASSERT_TRUE(RemoveAll(path).ok());
-  EXPECT_NE(wrong().find("ends at line 0, but the pool has written"), std::string::npos) << wrong();
-  ASSERT_TRUE(WriteFile(path, whole).ok());
-  EXPECT_EQ(wrong(), "");
-  EXPECT_TRUE(PlayHere(job).ok());
-
-  // The store is one of an earlier time, or gone.
-  job.run = other;
-  auto expect_kept = [&](const std::string& what) {
-    ASSERT_TRUE(WriteFile(other + "/ledger.jsonl", whole).ok());
-    const Status played = PlayHere(job);
-    EXPECT_NE(played.message().find(what), std::string::npos) << played.message();
-    EXPECT_NE(played.message().find(other + "/pool"), std::string::npos) << played.message();
-    EXPECT_EQ(*ReadFile(other + "/ledger.jsonl"), whole);
-    EXPECT_NE(VerifyRun(config, other)->balance_error.find("it has lost what was synced to it"), std::string::npos);
-  };
-  expect_kept("it has lost what was synced to it");
-  ASSERT_TRUE(RemoveAll(other + "/pool").ok());
-  EXPECT_TRUE(VerifyRun(config, other)->ok()) << "without a store the ledger stands for itself";
-  EXPECT_FALSE(VerifyRun(config, other)->store);
-  expect_kept("is empty");
-  for (const std::string& folder : {run, other}) EXPECT_TRUE(RemoveAll(folder).ok());
-}
-
-// What could go wrong: what the machine's death took from the store alone, unsynced as it was, keeps the job from going on, or is cut from the
-// ledger without a trace.
-TEST(PoolDurability, LinesThatTheStoreLostUnsyncedAreKeptApart) {
-  const std::string run = NewRun(), path = run + "/ledger.jsonl";
-  ASSERT_TRUE(WIFSIGNALED(RunProcess(run, "pool.finish.durable=exit@3")));
-  const std::string before = *ReadFile(path);
-  int64_t cut = 0;
-  for (const std::string& name : StoreFiles(run)) {
-    const std::string log = run + "/pool/" + name;
-    if (name.size() < 4 || name.substr(name.size() - 4) != ".log" || *FileSize(log) < 50'000) continue;
-    cut = *FileSize(log) - 30'000;  // one finish and a half
-    ASSERT_EQ(truncate(log.c_str(), cut), 0);
-  }
-  ASSERT_GT(cut, 0);
-  EXPECT_TRUE(VerifyRun(Config(kScriptedPool), run)->ok());
-  EXPECT_EQ(RunProcess(run, ""), 0);
-  ExpectWhole(run, "cut");
-  const Result<std::string> apart = ReadFile(path + ".cut");
-  ASSERT_TRUE(apart.ok());
-  EXPECT_NE(apart->find("\"event\":\"outcome\""), std::string::npos) << *apart;
-  EXPECT_EQ(before.substr(before.size() - apart->size()), *apart);
-  EXPECT_TRUE(RemoveAll(run).ok());
 }
 
 // ---- damaged files
