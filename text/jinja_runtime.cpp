@@ -68,6 +68,9 @@ void Interpreter::DefineGlobals() {
     out.resize(std::strftime(out.data(), out.size(), format.c_str(), &tm));
     return Value(ToValidUtf8(out));
   }));
+  globals_.emplace_back("lipsum", Function([](Interpreter& in, Arguments&) -> Value {
+    in.Fail("the function 'lipsum' is not supported: it makes another text each time");
+  }));
   globals_.emplace_back("range", Function([](Interpreter& in, Arguments& args) -> Value {
     ArgumentReader reader(in, args, "range");
     const Value *first = &reader.Required(""), *second = reader.Next(""), *third = reader.Next("");

@@ -428,7 +428,7 @@ class PrettyPrinter {
       for (size_t j = 0; j < parts.size(); ++j) {
         const bool last = last_line && j + 1 == parts.size();
         const std::string candidate = current + parts[j];
-        in_.Charge(candidate.size() / 16 + 1);
+        in_.Charge(candidate.size() + 1);
         if (Size(QuotedRepr(candidate)) > width - (last ? allowance : 0)) {
           if (!current.empty()) chunks.push_back(QuotedRepr(current));
           current = parts[j];

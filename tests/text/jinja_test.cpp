@@ -61,6 +61,7 @@ TEST(Jinja, RefusesByNameWhereItIsCalled) {
       {"(5).to_bytes(2)", "to_bytes"},
       {"dict.fromkeys('a')", "fromkeys"},
       {"joiner", "printing a type"},
+      {"lipsum()", "lipsum"},
       {"[1]|map('string')", "printing a generator"},
       {"{'a': 1}.keys() - ['a']", "sets"},
       {"('ab' ~ x) is sameas 'aby'", "one object"},

@@ -466,6 +466,7 @@ d.copy() == d and d.copy() is not sameas d
 'e' .upper()
 l.append(4) is defined
 loop is defined
+lipsum is callable and debug is undefined
 '%s' % 5 is odd
 'a.b.c'|map('upper')|join('-')
 'abc'|first ~ 'abc'|last ~ ''|first ~ {}|last
