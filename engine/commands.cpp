@@ -1,6 +1,5 @@
 #include "engine/commands.h"
 
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include "common/clock.h"
 #include "common/file.h"
 #include "common/json.h"
+#include "common/process.h"
 #include "common/strings.h"
 #include "engine/files/model_file.h"
 #include "engine/files/safetensors.h"
@@ -25,11 +25,13 @@
 #include "engine/reference.h"
 #include "engine/score.h"
 #include "engine/train_pass.h"
+#include "text/utf8.h"
 
 namespace temper::engine {
 namespace {
 
 constexpr int64_t kMaxInputBytes = int64_t{1} << 31;
+constexpr double kCoefMax = 1e30;  // a coefficient is a float, and so is its product with a gradient of the model
 
 // What both doors take.
 struct Options {
@@ -43,7 +45,7 @@ struct Options {
 };
 
 int Fail(const char* program, const Status& status, int code) {
-  std::fprintf(stderr, "%s: %s\n", program, status.message().c_str());
+  std::fprintf(stderr, "%s: %s\n", program, text::Shown(status.message()).c_str());
   return code;
 }
 
@@ -209,6 +211,16 @@ void PrintError(const Status& status) {
   PrintLine(w.Take());
 }
 
+// JSON has no word for what is no number, and `null` is what the first token has.
+Status CheckFinite(const RowScores& scores) {
+  for (size_t i = 1; i < scores.logprobs.size(); ++i) {
+    if (std::isfinite(scores.logprobs[i])) continue;
+    return FailedPrecondition(
+        fmt::format("the log-probability of ids[{}] is {}: weights of the model are no numbers, or overflow", i, scores.logprobs[i]));
+  }
+  return Status::Ok();
+}
+
 void PrintScores(const RowScores& scores, bool f64) {
   JsonWriter w;
   w.BeginObject().Key("logprobs").BeginArray();
@@ -266,14 +278,16 @@ int RunScore(int argc, char** argv) {
   if (together) all = score(rows);
   size_t next = 0;
   bool bad = false;
-  for (const Status& s : status) {
-    if (!s.ok()) {
-      PrintError(s);
-      bad = true;
-      continue;
+  for (size_t i = 0; i < status.size(); ++i) {
+    Status s = status[i];
+    if (s.ok()) {
+      const RowScores scores = together ? all[next] : score({rows[next]})[0];
+      ++next;
+      s = CheckFinite(scores).WithContext(fmt::format("line {}", i + 1));
+      if (s.ok()) PrintScores(scores, o.f64());
     }
-    PrintScores(together ? all[next] : score({rows[next]})[0], o.f64());
-    ++next;
+    if (!s.ok()) PrintError(s);
+    bad = bad || !s.ok();
   }
   return bad ? 1 : 0;
 }
@@ -324,6 +338,11 @@ Result<Item> ParseItem(const JsonRef& ref, bool row, const ModelConfig& config) 
   ASSIGN_OR_RETURN(const JsonRef coef, ref.Field("coef"));
   ASSIGN_OR_RETURN(item.coef, coef.Doubles());
   if (item.coef.size() != n) return coef.Error(fmt::format("{} values for {} tokens", item.coef.size(), n));
+  for (size_t i = 0; i < n; ++i) {
+    if (!(std::abs(item.coef[i]) <= kCoefMax)) {
+      return coef.Error(fmt::format("[{}] = {}: expected a number from -{} to {}", i, item.coef[i], kCoefMax, kCoefMax));
+    }
+  }
   if (ref.Has("kept")) {
     ASSIGN_OR_RETURN(const JsonRef kept, ref.Field("kept"));
     ASSIGN_OR_RETURN(item.kept, ReadKept(kept, item.token, config.vocab));
@@ -341,7 +360,7 @@ Result<Item> ParseItem(const JsonRef& ref, bool row, const ModelConfig& config) 
       item.temperature = {t};
     }
     for (double t : item.temperature) {
-      if (!(t > 0) || !std::isfinite(1.0f / static_cast<float>(t))) return temperature.Error(fmt::format("{} is not above 0", t));
+      if (const Status s = CheckTemperature(t); !s.ok()) return temperature.Error(s.message());
     }
   }
   return item;
@@ -506,9 +525,7 @@ int RunGrad(int argc, char** argv) {
       for (size_t i = 0; i < grads64.size(); ++i) grads64[i] += result.gradient[i];
       logprobs.push_back(std::move(result.logprobs));
     }
-    rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    bytes = static_cast<size_t>(usage.ru_maxrss) << 10;
+    bytes = static_cast<size_t>(PeakRssBytes());
   } else {
     const auto weights = ComputeWeights::FromParameters(model->params, *ParseProfile(o.numerics));
     grads = std::move(model->params);
@@ -525,6 +542,24 @@ int RunGrad(int argc, char** argv) {
   }
   const double seconds = SystemClock::Get().NowS() - begin_s;
 
+  double objective = 0;
+  for (size_t b = 0; b < logprobs.size(); ++b) {
+    for (size_t v = 0; v < logprobs[b].size(); ++v) {
+      if (batches->trees[b].parent[v] >= 0) objective += batches->coef[b][v] * logprobs[b][v];
+    }
+  }
+  const auto finite = [](const auto& all) {
+    return std::all_of(all.begin(), all.end(), [](auto x) { return std::isfinite(x); });
+  };
+  const bool good = o.f64() ? finite(grads64) : finite(grads.flat());
+  if (!good || !std::isfinite(objective)) {
+    const Status overflow = FailedPrecondition(fmt::format(
+        "the {} is not finite, and {} was not written: coefficients are too large, temperatures too small, or weights of the model "
+        "no numbers",
+        good ? "objective" : "gradient", o.out));
+    return Fail(argv[0], overflow.WithContext(o.in), 1);
+  }
+
   std::vector<TensorToWrite> tensors;
   for (const TensorSpec& spec : TensorSpecs(model->config)) {
     TensorToWrite t;
@@ -540,13 +575,7 @@ int RunGrad(int argc, char** argv) {
   const Status written = WriteSafetensors(o.out, tensors, o.f64() ? FileType::kF64 : FileType::kF32);
   if (!written.ok()) return Fail(argv[0], written, 1);
 
-  double objective = 0;
   JsonWriter w;
-  for (size_t b = 0; b < logprobs.size(); ++b) {
-    for (size_t v = 0; v < logprobs[b].size(); ++v) {
-      if (batches->trees[b].parent[v] >= 0) objective += batches->coef[b][v] * logprobs[b][v];
-    }
-  }
   w.BeginObject().Key("objective").Double(objective).Key("logprobs").BeginArray();
   for (size_t i = 0; i < items->size(); ++i) {
     w.BeginArray();

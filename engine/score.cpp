@@ -133,6 +133,12 @@ std::vector<std::pair<int32_t, double>> Likeliest(std::span<const float> logits,
   return LikeliestOf(logits, log_sum_exp, count, among);
 }
 
+Status CheckTemperature(double t) {
+  const auto f = static_cast<float>(t);
+  if (f >= 1e-30f && f <= 1e30f) return Status::Ok();
+  return InvalidArgument(fmt::format("temperature {}: expected a number from 1e-30 to 1e30", t));
+}
+
 Status CheckScoreRow(const ModelConfig& config, const ScoreRow& row) {
   if (row.ids.empty()) return InvalidArgument("ids: an empty list");
   if (static_cast<int64_t>(row.ids.size()) > config.max_positions) {
@@ -150,10 +156,7 @@ Status CheckScoreRow(const ModelConfig& config, const ScoreRow& row) {
     const Status kept = CheckKept(row.kept[i], config.vocab, row.ids[i]);
     if (!kept.ok()) return kept.WithContext(fmt::format("kept[{}]", i));
   }
-  if (!(row.temperature > 0) || !std::isfinite(1.0f / static_cast<float>(row.temperature)) || !std::isfinite(row.temperature)) {
-    return InvalidArgument(fmt::format("temperature {} is not above 0", row.temperature));
-  }
-  return Status::Ok();
+  return CheckTemperature(row.temperature);
 }
 
 std::vector<RowScores> Score(Engine& engine, const ComputeWeights& weights, const std::vector<ScoreRow>& rows,

@@ -16,7 +16,7 @@ namespace temper::engine {
 
 struct ScoreRow {
   std::vector<int32_t> ids;  // at least one, inside the vocabulary
-  double temperature = 1;    // above 0
+  double temperature = 1;    // see CheckTemperature
   std::vector<std::string> kept = {};  // empty, or per id the tokens it was drawn from (engine/kept_set.h)
 };
 
@@ -43,6 +43,8 @@ struct RowScores {
 std::vector<std::pair<int32_t, double>> Likeliest(std::span<const float> logits, float log_sum_exp, int count,
                                                   std::span<const int32_t> among = {});
 
+// What logits may be divided by: beyond 1e-30 to 1e30 a float, or the sum of two, no longer holds what comes out.
+Status CheckTemperature(double temperature);
 // InvalidArgument says what is wrong with the row.
 Status CheckScoreRow(const ModelConfig& config, const ScoreRow& row);
 // Rows must pass CheckScoreRow.

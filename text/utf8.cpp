@@ -74,6 +74,22 @@ std::string ToValidUtf8(std::string_view s) {
   return out;
 }
 
+std::string Shown(std::string_view s, size_t most) {
+  constexpr char kDigits[] = "0123456789ABCDEF";
+  std::string out;
+  for (size_t i = 0; i < s.size();) {
+    const Utf8Char c = ReadUtf8(s, i);
+    if (i + c.length > most) return out + "…";
+    i += c.length;
+    if (c.cp < 0x20 || (c.cp >= 0x7F && c.cp < 0xA0)) {
+      out.append({'\\', 'x', kDigits[c.cp >> 4], kDigits[c.cp & 15]});
+    } else {
+      AppendUtf8(c.cp, &out);
+    }
+  }
+  return out;
+}
+
 std::vector<uint32_t> ToCodePoints(std::string_view s) {
   std::vector<uint32_t> out;
   out.reserve(s.size());

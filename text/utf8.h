@@ -21,6 +21,9 @@ void AppendUtf8(uint32_t cp, std::string* out);
 bool IsValidUtf8(std::string_view s);
 // `s` with every invalid part replaced by U+FFFD.
 std::string ToValidUtf8(std::string_view s);
+// For a message: valid UTF-8 on one line, every control character as \xAB, an ellipsis for what is beyond `most` bytes. A name
+// from a file must neither end the message (NUL), nor begin another line, nor speak to the terminal.
+std::string Shown(std::string_view s, size_t most = SIZE_MAX);
 std::vector<uint32_t> ToCodePoints(std::string_view s);
 std::string FromCodePoints(const uint32_t* begin, const uint32_t* end);
 // Number of code points.

@@ -2,14 +2,15 @@
 
 #include <unistd.h>
 
+#include <charconv>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 
 #include "common/file.h"
 #include "engine/decode/generate.h"
 #include "engine/files/model_file.h"
+#include "text/utf8.h"
 
 namespace temper::engine {
 namespace {
@@ -23,10 +24,9 @@ int BadUsage(const std::string& what) {
 }
 
 bool ParseCount(const char* text, uint64_t* out) {
-  char* end = nullptr;
-  if (*text < '0' || *text > '9') return false;
-  *out = std::strtoull(text, &end, 10);
-  return *end == '\0';
+  const char* end = text + std::strlen(text);
+  const auto [stop, error] = std::from_chars(text, end, *out);
+  return error == std::errc() && stop == end;
 }
 
 int RunGenerate(int argc, char** argv) {
@@ -62,7 +62,9 @@ int RunGenerate(int argc, char** argv) {
       if (!ParseCount(value, &threads) || threads < 1 || threads > 1024) return BadUsage("--threads: '" + std::string(value) + "' is no count of threads (1 to 1024)");
       options.threads = static_cast<int>(threads);
     } else if (arg == "--seed") {
-      if (!ParseCount(value, &seed)) return BadUsage("--seed: '" + std::string(value) + "' is no whole number");
+      if (!ParseCount(value, &seed)) {
+        return BadUsage("--seed: '" + std::string(value) + "' is no whole number from 0 to 18446744073709551615");
+      }
     } else {
       return BadUsage("unknown option '" + arg + "'");
     }
@@ -71,7 +73,7 @@ int RunGenerate(int argc, char** argv) {
   if (in.empty()) return BadUsage("--in FILE is missing ('-' is standard input)");
 
   auto fail = [](const Status& status, int code) {
-    std::fprintf(stderr, "temper engine generate: %s\n", status.message().c_str());
+    std::fprintf(stderr, "temper engine generate: %s\n", text::Shown(status.message()).c_str());
     return code;
   };
   const Result<std::string> input = in == "-" ? ReadAll(STDIN_FILENO) : ReadFile(in);

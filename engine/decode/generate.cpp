@@ -9,6 +9,7 @@
 #include "engine/decode/decoder.h"
 #include "engine/decode/paged_model.h"
 #include "engine/kept_json.h"
+#include "engine/score.h"
 
 namespace temper::engine {
 namespace {
@@ -52,7 +53,9 @@ Result<DecodeRequest> ParseLine(std::string_view text, uint64_t seed, bool* want
     ASSIGN_OR_RETURN(JsonRef stop, line.Field("stop_ids"));
     ASSIGN_OR_RETURN(r.stop_ids, ReadIds(stop));
   }
-  ASSIGN_OR_RETURN(r.sampling.temperature, FloatOr(line, "temperature", 0.0f));
+  ASSIGN_OR_RETURN(const double temperature, line.DoubleOr("temperature", 0));
+  if (temperature != 0) RETURN_IF_ERROR(CheckTemperature(temperature));  // one too small for a float would be 0, which is greedy
+  r.sampling.temperature = static_cast<float>(temperature);
   ASSIGN_OR_RETURN(r.sampling.top_p, FloatOr(line, "top_p", 1.0f));
   ASSIGN_OR_RETURN(r.sampling.top_k, CountOr(line, "top_k", 0));
   ASSIGN_OR_RETURN(r.sampling.min_p, FloatOr(line, "min_p", 0.0f));

@@ -7,6 +7,7 @@
 
 #include "common/check.h"
 #include "engine/kept_set.h"
+#include "engine/score.h"
 
 namespace temper::engine {
 namespace {
@@ -58,8 +59,7 @@ int32_t ArgMax(std::span<const float> logits) {
 }  // namespace
 
 Status CheckSampling(const Sampling& sampling) {
-  if (!(sampling.temperature >= 0.0f) || !std::isfinite(sampling.temperature)) return InvalidArgument("temperature must be 0 or more");
-  if (!std::isfinite(InvTemperature(sampling.temperature))) return InvalidArgument("temperature is too small: 1/T is not a float");
+  if (sampling.temperature != 0) RETURN_IF_ERROR(CheckTemperature(static_cast<double>(sampling.temperature)));
   if (!(sampling.top_p > 0.0f && sampling.top_p <= 1.0f)) return InvalidArgument("top_p must lie in (0, 1]");
   if (!(sampling.min_p >= 0.0f && sampling.min_p <= 1.0f)) return InvalidArgument("min_p must lie in [0, 1]");
   if (sampling.max_tokens < 1) return InvalidArgument("max_tokens must be 1 or more");

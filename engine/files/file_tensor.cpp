@@ -148,7 +148,7 @@ Status CheckApart(std::span<const FileTensor> tensors) {
   for (size_t i = 1; i < order.size(); ++i) {
     const FileTensor &a = *order[i - 1], &b = *order[i];
     if (a.bytes.data() + a.bytes.size() > b.bytes.data()) {
-      const auto name = [](const FileTensor& t) { return text::ToValidUtf8(t.name.substr(0, 100)); };
+      const auto name = [](const FileTensor& t) { return text::Shown(t.name, 100); };
       return InvalidArgument("the tensors " + name(a) + " and " + name(b) + " overlap");
     }
   }

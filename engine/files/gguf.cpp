@@ -12,6 +12,7 @@ namespace {
 
 constexpr uint64_t kMaxListItems = uint64_t{16} << 20;  // of all metadata lists together: each costs more in memory than in the file
 constexpr int kMaxDims = 4;
+constexpr size_t kMaxShown = 100;  // bytes of a name in a message
 
 // Reads the file front to back; every length is held against what is left.
 class Reader {
@@ -151,14 +152,14 @@ Status GgufFile::Parse(std::vector<ForeignTensor>* foreign) {
     ASSIGN_OR_RETURN(std::string key, in.String());
     ASSIGN_OR_RETURN(const uint32_t type, in.Number<uint32_t>());
     auto value = in.Value(type, 0);
-    if (!value.ok()) return value.status().WithContext("metadata '" + text::ToValidUtf8(key.substr(0, 100)) + "'");
+    if (!value.ok()) return value.status().WithContext("metadata '" + text::Shown(key, kMaxShown) + "'");
     if (!metadata_.emplace(std::move(key), std::move(value).value()).second) return InvalidArgument("a metadata key stands there twice");
   }
   std::vector<uint64_t> offsets;
   for (uint64_t i = 0; i < tensor_count; ++i) {
     FileTensor t;
     ASSIGN_OR_RETURN(t.name, in.String());
-    const std::string where = "tensor " + text::ToValidUtf8(t.name.substr(0, 100));
+    const std::string where = "tensor " + text::Shown(t.name, kMaxShown);
     ASSIGN_OR_RETURN(const uint32_t dims, in.Number<uint32_t>());
     if (dims > kMaxDims) return InvalidArgument(where + ": " + std::to_string(dims) + " dimensions");
     t.count = 1;
@@ -197,7 +198,7 @@ Status GgufFile::Parse(std::vector<ForeignTensor>* foreign) {
     const uint64_t room = data_at <= bytes.size() ? bytes.size() - data_at : 0;
     // One element takes at least half a byte, so a count beyond twice the room cannot fit, nor can its bytes overflow.
     if (t.count > 2 * room || offsets[i] > room || FileTypeBytes(t.type, t.count) > room - offsets[i]) {
-      return InvalidArgument("tensor " + text::ToValidUtf8(t.name.substr(0, 100)) + " lies beyond the file");
+      return InvalidArgument("tensor " + text::Shown(t.name, kMaxShown) + " lies beyond the file");
     }
     t.bytes = bytes.subspan(data_at + offsets[i], FileTypeBytes(t.type, t.count));
   }

@@ -12,6 +12,7 @@
 #include "common/file.h"
 #include "engine/bf16.h"
 #include "text/json.h"
+#include "text/utf8.h"
 
 namespace temper::engine {
 namespace {
@@ -47,26 +48,29 @@ Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path, std::vect
     if (name == "__metadata__") {
       if (!value.is_dict()) return bad("__metadata__ is no object");
       for (const auto& [k, v] : value.as_dict().items()) {
-        if (!v.is_string()) return bad("__metadata__." + k.as_string() + " is no string");
+        if (!v.is_string()) return bad("__metadata__." + text::Shown(k.as_string(), 100) + " is no string");
         out.metadata_[k.as_string()] = v.as_string();
       }
       continue;
     }
     FileTensor t;
     t.name = name;
+    const std::string where = "tensor " + text::Shown(name, 100);
     const std::string dtype = value.StringOr("dtype", "");
     std::optional<FileType> type;
     for (FileType f : {FileType::kF32, FileType::kF16, FileType::kBF16, FileType::kF64}) {
       if (dtype == FileTypeName(f)) type = f;
     }
-    if (!type && !foreign) return bad("tensor " + name + ": the dtype '" + dtype + "' is not supported");
+    if (!type && !foreign) return bad(where + ": the dtype '" + text::Shown(dtype, 100) + "' is not supported");
     const text::Value *shape = value.Find("shape"), *offsets = value.Find("data_offsets");
-    if (!shape || !shape->is_list() || shape->as_list().size() > kMaxDims) return bad("tensor " + name + ": shape is missing or malformed");
+    if (!shape || !shape->is_list() || shape->as_list().size() > kMaxDims) return bad(where + ": shape is missing or malformed");
     t.count = 1;
     for (const text::Value& dim : shape->as_list()) {
-      if (!dim.is_int() || dim.as_int() < 0) return bad("tensor " + name + ": shape holds what is no size");
+      if (!dim.is_int() || dim.as_int() < 0) return bad(where + ": shape holds what is no size");
       t.shape.push_back(dim.as_int());
-      if (__builtin_mul_overflow(t.count, static_cast<uint64_t>(dim.as_int()), &t.count)) return bad("tensor " + name + ": shape is beyond the file");
+      if (__builtin_mul_overflow(t.count, static_cast<uint64_t>(dim.as_int()), &t.count)) {
+        return bad(where + ": shape is beyond the file");
+      }
     }
     if (!type) {
       foreign->push_back({name, dtype, static_cast<int64_t>(std::min<uint64_t>(t.count, INT64_MAX))});
@@ -74,12 +78,14 @@ Result<SafetensorsFile> SafetensorsFile::Open(const std::string& path, std::vect
     }
     t.type = *type;
     if (!offsets || !offsets->is_list() || offsets->as_list().size() != 2 || !offsets->as_list()[0].is_int() || !offsets->as_list()[1].is_int()) {
-      return bad("tensor " + name + ": data_offsets is missing or malformed");
+      return bad(where + ": data_offsets is missing or malformed");
     }
     const int64_t begin = offsets->as_list()[0].as_int(), end = offsets->as_list()[1].as_int();
-    if (begin < 0 || end < begin || static_cast<uint64_t>(end) > data.size()) return bad("tensor " + name + ": data_offsets lie beyond the file");
+    if (begin < 0 || end < begin || static_cast<uint64_t>(end) > data.size()) {
+      return bad(where + ": data_offsets lie beyond the file");
+    }
     if (t.count > data.size() || FileTypeBytes(t.type, t.count) != static_cast<uint64_t>(end - begin)) {
-      return bad("tensor " + name + ": data_offsets do not fit its shape");
+      return bad(where + ": data_offsets do not fit its shape");
     }
     t.bytes = data.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
     out.by_name_[name] = out.tensors_.size();

@@ -278,6 +278,22 @@ TEST_F(Doors, LinesExitCodesAndUsageAreTheSameEverywhere) {
   const std::string wrong = In(R"({"rows":[{"ids":[3,4,5],"coef":[1]}]})");
   EXPECT_NE(call({"engine", "grad"}, {kModel, "--out", gradient, "--in", wrong}, 2).find(wrong), std::string::npos);
   call({"engine", "grad"}, {kModel, "--in", wrong}, 2);
+  // A program inherits what the one that starts it had resident: that is none of its own peak.
+  const std::vector<char> resident(size_t{512} << 20, 1);
+  const std::string row = In(R"({"rows":[{"ids":[3,4,5],"coef":[9,1,1]}]})");
+  const json::value exact = Ask({"engine", "grad", kModel, "--numerics", "f64", "--out", gradient, "--in", row});
+  EXPECT_GT(exact.at("peak_bytes").as_int64(), 1 << 20);
+  EXPECT_LT(exact.at("peak_bytes").as_int64(), static_cast<int64_t>(resident.size()) / (2 * resident.back()));
+  const std::string drawn = In(R"({"ids":[3],"max_tokens":1,"temperature":1})");
+  call({"engine", "generate"}, {kModel, "--in", drawn, "--seed", "18446744073709551615"}, 0);
+  for (const char* seed : {"18446744073709551616", "-1", "7x", ""}) {
+    EXPECT_NE(call({"engine", "generate"}, {kModel, "--in", drawn, "--seed", seed}, 2).find("--seed"), std::string::npos) << seed;
+  }
+  for (const char* temperature : {"1e300", "1e-320", "-1"}) {
+    const std::string in = In(std::string(R"({"ids":[3],"max_tokens":1,"temperature":)") + temperature + "}");
+    const std::string said = call({"engine", "generate"}, {kModel, "--in", in}, 1);
+    EXPECT_NE(said.find("expected a number from 1e-30 to 1e30"), std::string::npos) << said;
+  }
   // Nothing is written over.
   EXPECT_NE(call({"model", "export"}, {kModel, TEMPER_SOURCE_DIR}, 2).find("no empty folder"), std::string::npos);
   call({"model", "inspect"}, {folder_ + "/none"}, 2);

@@ -157,6 +157,48 @@ TEST_F(Doors, BadUsageIsTwo) {
                           folder_ + "/no/such/g"}).code, 1);
 }
 
+// Could go wrong: a number that no float holds, or weights that are none, come out as null or as those of another temperature.
+TEST_F(Doors, NumbersThatAreNoneAreRefused) {
+  const std::string out = folder_ + "/g.safetensors";
+  for (const char* numerics : {"f32", "bf16", "f64"}) {
+    for (const char* t : {"1e300", "1e31", "1e-31", "1e-320", "0", "-1"}) {
+      const std::string line = fmt::format("{{\"ids\":[1,2],\"temperature\":{}}}\n", t);
+      const Answer score = Call("score", {model(), "--in", Write("in", line), "--numerics", numerics});
+      EXPECT_EQ(score.code, 1);
+      EXPECT_NE(score.lines.at(0).find("expected a number from 1e-30 to 1e30"), std::string::npos) << score.lines[0];
+      const std::string rows = fmt::format("{{\"rows\":[{{\"ids\":[1,2],\"coef\":[0,1],\"temperature\":{}}}]}}", t);
+      const Answer grad = Call("grad", {model(), "--in", Write("in", rows), "--out", out, "--numerics", numerics});
+      EXPECT_EQ(grad.code, 2);
+      EXPECT_NE(grad.errors.find("expected a number from 1e-30 to 1e30"), std::string::npos) << grad.errors;
+    }
+    const std::string ends = Write("in", "{\"ids\":[1,2],\"temperature\":1e-30}\n{\"ids\":[1,2],\"temperature\":1e30}\n");
+    EXPECT_EQ(Call("score", {model(), "--in", ends, "--numerics", numerics}).code, 0);
+    const auto grad = [&](const char* coef, double temperature) {
+      const std::string rows =
+          fmt::format("{{\"rows\":[{{\"ids\":[1,2],\"coef\":[0,{}],\"temperature\":{}}}]}}", coef, temperature);
+      return Call("grad", {model(), "--in", Write("in", rows), "--out", out, "--numerics", numerics});
+    };
+    const Answer large = grad("-1e308", 1);
+    EXPECT_EQ(large.code, 2);
+    EXPECT_NE(large.errors.find("rows[0].coef: [1] = -1e+308"), std::string::npos) << large.errors;
+    EXPECT_NE(large.errors.find("from -1e+30 to 1e+30"), std::string::npos) << large.errors;
+    EXPECT_EQ(grad("1e30", 1).code, 0);
+    if (std::string(numerics) == "f64") continue;  // where the product of both is a number
+    EXPECT_TRUE(RemoveAll(out).ok());
+    const Answer steep = grad("1e30", 1e-30);
+    EXPECT_EQ(steep.code, 1);
+    EXPECT_NE(steep.errors.find("is not finite"), std::string::npos) << steep.errors;
+    EXPECT_FALSE(Exists(out));
+  }
+  params_.tensor(3)[5] = NAN;
+  ASSERT_TRUE(SaveHuggingFace(folder_ + "/nan", config_, params_, {}, FileType::kF32).ok());
+  const std::string lines = Write("in", "{\"ids\":[1,2,3]}\n{\"ids\":[1]}\n");
+  const Answer score = Call("score", {folder_ + "/nan", "--in", lines, "--mode", "tree"});
+  EXPECT_EQ(score.code, 1);
+  EXPECT_NE(score.lines.at(0).find("line 1: the log-probability of ids[1]"), std::string::npos) << score.lines[0];
+  EXPECT_EQ(score.lines.at(1), "{\"logprobs\":[null]}");
+}
+
 // Could go wrong: some input crashes the program instead of being refused.
 TEST_F(Doors, MangledInputIsAnsweredOrRefused) {
   std::mt19937_64 rng(1);
