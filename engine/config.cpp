@@ -14,7 +14,7 @@ Result<Profile> ParseProfile(const std::string& name) {
 
 namespace {
 
-constexpr const char* kFamilies[] = {"llama", "qwen2", "qwen3", "mistral", "gemma3"};
+constexpr const char* kFamilies[] = {"llama", "qwen2", "qwen3", "mistral", "gemma3", "gemma2"};
 constexpr const char* kScalings[] = {"default", "linear", "dynamic", "llama3", "yarn"};
 
 Status CheckScaling(const RopeScaling& s) {
@@ -35,10 +35,10 @@ Status CheckScaling(const RopeScaling& s) {
 const char* FamilyName(Family family) { return kFamilies[static_cast<int>(family)]; }
 
 Result<Family> ParseFamily(const std::string& name) {
-  for (int i = 0; i < 5; ++i) {
+  for (int i = 0; i < 6; ++i) {
     if (name == kFamilies[i]) return static_cast<Family>(i);
   }
-  return InvalidArgument(fmt::format("the family '{}' is not one of llama, qwen2, qwen3, mistral, gemma3", name));
+  return InvalidArgument(fmt::format("the family '{}' is not one of llama, qwen2, qwen3, mistral, gemma3, gemma2", name));
 }
 
 const char* RopeScalingName(RopeScaling::Kind kind) { return kScalings[static_cast<int>(kind)]; }
@@ -80,7 +80,7 @@ Status ModelConfig::Validate() const {
   for (const auto& [name, value] :
        {std::pair{"query_scalar", query_scalar}, {"score_cap", score_cap}, {"logit_cap", logit_cap}}) {
     if (!(value >= 0) || !(value < 1e6) || (value > 0 && value < 1e-6)) return InvalidArgument(fmt::format("{} {}", name, value));
-    if (value > 0 && family != Family::kGemma3) {
+    if (value > 0 && family != Family::kGemma3 && family != Family::kGemma2) {
       return InvalidArgument(fmt::format("{} in a model of the family {}", name, FamilyName(family)));
     }
   }

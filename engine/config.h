@@ -19,8 +19,8 @@ const char* ProfileName(Profile profile);             // "bf16", "f32"
 Result<Profile> ParseProfile(const std::string& name);  // InvalidArgument for any other word
 
 // Named as config.json names them ("model_type"), but for "gemma3_text".
-enum class Family : uint8_t { kLlama, kQwen2, kQwen3, kMistral, kGemma3 };
-const char* FamilyName(Family family);                   // "llama", "qwen2", "qwen3", "mistral", "gemma3"
+enum class Family : uint8_t { kLlama, kQwen2, kQwen3, kMistral, kGemma3, kGemma2 };
+const char* FamilyName(Family family);                   // "llama", "qwen2", "qwen3", "mistral", "gemma3", "gemma2"
 Result<Family> ParseFamily(const std::string& name);  // InvalidArgument for any other word
 
 struct RopeScaling {
@@ -59,7 +59,7 @@ struct ModelConfig {
   std::vector<uint8_t> windowed;  // per layer, or empty: all of them when there is a window
   double local_rope_theta = 10000;  // Gemma 3: of the windowed layers
   double query_scalar = 0;  // scores are divided by the root of it; 0: of head_dim
-  double score_cap = 0;     // scores s become cap · tanh(s / cap); 0: they stay
+  double score_cap = 0;     // scores s become cap · tanh(s / cap); 0: they stay. Of files Gemma 2 alone has it
   double logit_cap = 0;     // the same for logits
   int bos_id = -1;  // -1: none
   int pad_id = -1;

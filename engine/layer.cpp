@@ -6,14 +6,14 @@
 namespace temper::engine {
 
 LayerSpec LayerOf(const ModelConfig& c, int layer) {
-  const bool gemma = c.family == Family::kGemma3;
+  const bool gemma3 = c.family == Family::kGemma3, gemma = gemma3 || c.family == Family::kGemma2;
   LayerSpec spec;
   spec.qkv_bias = c.family == Family::kQwen2;
-  spec.qk_norm = c.family == Family::kQwen3 || gemma;
+  spec.qk_norm = c.family == Family::kQwen3 || gemma3;
   spec.output_norms = gemma;
   spec.activation = gemma ? Activation::kGeluTanh : Activation::kSilu;
   if (c.window > 0 && (c.windowed.empty() || c.windowed[layer])) spec.window = c.window;
-  spec.rope = gemma && spec.window ? 1 : 0;
+  spec.rope = gemma3 && spec.window ? 1 : 0;
   spec.score_scale = 1 / std::sqrt(c.query_scalar > 0 ? c.query_scalar : static_cast<double>(c.head_dim));
   spec.score_cap = c.score_cap;
   return spec;
@@ -31,11 +31,11 @@ int LongestWindow(const ModelConfig& config) {
 
 ModelSpec SpecOf(const ModelConfig& c) {
   ModelSpec spec;
-  if (c.family == Family::kGemma3) {
+  if (c.family == Family::kGemma3 || c.family == Family::kGemma2) {
     spec.gain_offset = 1;
-    spec.embedding_scale = static_cast<float>(std::sqrt(static_cast<double>(c.width)));  // a float in the family's own code, too
-    spec.ropes = 2;
+    spec.embedding_scale = std::sqrt(static_cast<double>(c.width));
   }
+  if (c.family == Family::kGemma3) spec.ropes = 2;
   spec.logit_cap = c.logit_cap;
   return spec;
 }

@@ -18,6 +18,7 @@
 #include "engine/weights.h"
 #include "text/json.h"
 #include "text/text_model.h"
+#include "text/utf8.h"
 
 namespace temper::engine {
 namespace {
@@ -35,7 +36,7 @@ struct Call {
 };
 
 int Fail(const char* program, const Status& status, int code) {
-  std::fprintf(stderr, "%s: %s\n", program, status.message().c_str());
+  std::fprintf(stderr, "%s: %s\n", program, text::Shown(status.message()).c_str());
   return code;
 }
 
@@ -319,6 +320,9 @@ int RunInspect(int argc, char** argv) {
   } else {
     unsupported.push_back(text.status().message());
   }
+  text::List notes;
+  for (const std::string& what : summary->notes) notes.push_back(what);
+  out.Set("notes", Value(std::move(notes)));
   const bool runs = unsupported.empty();
   out.Set("unsupported", Value(std::move(unsupported)));
   PrintLine(Value(std::move(out)));

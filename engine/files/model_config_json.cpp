@@ -73,6 +73,7 @@ constexpr FamilyFile kFamilies[] = {
     {Family::kQwen3, "qwen3", "Qwen3ForCausalLM", "hidden_act", "silu", 32768, 0, 128, false, 1e4},
     {Family::kMistral, "mistral", "MistralForCausalLM", "hidden_act", "silu", 131072, 8, 0, false, 1e4},
     {Family::kGemma3, "gemma3_text", "Gemma3ForCausalLM", "hidden_activation", "gelu_pytorch_tanh", 131072, 4, 256, true, 1e6},
+    {Family::kGemma2, "gemma2", "Gemma2ForCausalLM", "hidden_activation", "gelu_pytorch_tanh", 8192, 4, 256, true, 1e4},
 };
 
 const FamilyFile& FileOf(Family family) { return kFamilies[static_cast<int>(family)]; }
@@ -83,7 +84,7 @@ Result<const FamilyFile*> FamilyOf(const Value& root) {
     if (type == f.model_type) return &f;
   }
   return InvalidArgument("config.json: model_type '" + type +
-                         "' is not supported (llama, qwen2, qwen3, mistral, gemma3_text are)");
+                         "' is not supported (llama, qwen2, qwen3, mistral, gemma2, gemma3_text are)");
 }
 
 bool Given(const Value& node, const char* key) {
@@ -110,9 +111,11 @@ Status ReadScaling(const Value& node, const std::string& where, const Value& roo
   *s = {};
   s->kind = *kind;
   if (s->kind == RopeScaling::Kind::kNone) return rope.status();
-  const int original = Fields(root).Int("original_max_position_embeddings", max_positions);
   if (s->kind == RopeScaling::Kind::kLlama3 || s->kind == RopeScaling::Kind::kYarn) {
-    s->original_max_positions = rope.Int("original_max_position_embeddings", original);
+    Fields outside(root);
+    s->original_max_positions =
+        rope.Int("original_max_position_embeddings", outside.Int("original_max_position_embeddings", max_positions));
+    RETURN_IF_ERROR(outside.status());
   }
   if (!node.Find("factor")) return InvalidArgument("config.json: " + where + ".factor is missing");
   s->factor = rope.Double(
@@ -138,11 +141,16 @@ Status ReadRope(const Value& root, ModelConfig* config) {
   const bool gemma = config->family == Family::kGemma3;
   config->rope_theta = top.Double("rope_theta", FileOf(config->family).theta);
   if (gemma) config->local_rope_theta = top.Double("rope_local_base_freq", 1e4);
+  if (top.Double("partial_rotary_factor", 1) != 1) return InvalidArgument("config.json: partial_rotary_factor is not supported");
   RETURN_IF_ERROR(top.status());
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+  // Of both the older one counts, for Gemma what it says: as transformers 5 reads them.
+  const Value* scaling_node = root.Find("rope_scaling");
+  const bool older = scaling_node && scaling_node->is_dict() && scaling_node->as_dict().size() > 0;
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {
     const Value* node = root.Find(key);
-    if (!node || node->is_none()) continue;
+    if (!node || node->is_none() || (older && !gemma && node != scaling_node)) continue;
     if (!node->is_dict()) return InvalidArgument(std::string("config.json: ") + key + " is no object");
+    if (node->as_dict().size() == 0) continue;
     const bool nested = node->Find("full_attention") || node->Find("sliding_attention");
     if (!nested) {
       RETURN_IF_ERROR(ReadScaling(*node, key, root, config->max_positions, &config->rope_scaling, &config->rope_theta));
@@ -168,7 +176,8 @@ Status ReadRope(const Value& root, ModelConfig* config) {
 // Which layers see only a window, and how long it is.
 Status ReadWindow(const Value& root, ModelConfig* c) {
   Fields f(root);
-  const bool qwen = c->family == Family::kQwen2 || c->family == Family::kQwen3, gemma = c->family == Family::kGemma3;
+  const bool qwen = c->family == Family::kQwen2 || c->family == Family::kQwen3, gemma3 = c->family == Family::kGemma3,
+             gemma = gemma3 || c->family == Family::kGemma2;
   const Value* types = root.Find("layer_types");
   std::vector<uint8_t> windowed;
   if (types && !types->is_none()) {
@@ -183,12 +192,14 @@ Status ReadWindow(const Value& root, ModelConfig* c) {
       windowed.push_back(word == "sliding_attention");
     }
   }
-  const bool used = qwen ? f.Bool("use_sliding_window", false) : c->family != Family::kLlama;
-  if (used && (gemma || qwen || Given(root, "sliding_window"))) c->window = f.Int("sliding_window", gemma || qwen ? 4096 : 0);
-  const int first = qwen ? f.Int("max_window_layers", 28) : 0, pattern = gemma ? f.Int("sliding_window_pattern", 6) : 0;
+  const bool none = root.Find("sliding_window") && !Given(root, "sliding_window");
+  if (gemma && none) return InvalidArgument("config.json: a sliding_window of null is not supported");
+  const bool used = qwen ? f.Bool("use_sliding_window", false) && !none : c->family != Family::kLlama;
+  if (used && !none) c->window = f.Int("sliding_window", 4096);
+  const int first = qwen ? f.Int("max_window_layers", 28) : 0, pattern = gemma3 ? f.Int("sliding_window_pattern", 6) : 2;
   RETURN_IF_ERROR(f.status());
   if (used && (gemma || qwen) && c->window < 1) return InvalidArgument("config.json: sliding_window is not positive");
-  if (gemma && pattern < 1) return InvalidArgument("config.json: sliding_window_pattern is not positive");
+  if (pattern < 1) return InvalidArgument("config.json: sliding_window_pattern is not positive");
   if (windowed.empty() && c->window > 0 && (gemma || qwen)) {
     for (int l = 0; l < std::min(c->layers, 1024); ++l) windowed.push_back(gemma ? (l + 1) % pattern != 0 : l >= first);
   }
@@ -219,21 +230,23 @@ Status RefuseWhatIsNotComputed(const Value& root, const FamilyFile& family) {
     if (act != family.activation) return InvalidArgument(std::string("config.json: ") + key + " '" + act + "' is not supported");
   }
   Fields fields(root);
-  for (const char* key : {"attention_bias", "mlp_bias", "rope_interleaved", "use_bidirectional_attention"}) {
-    if (fields.Bool(key, false)) return InvalidArgument(std::string("config.json: ") + key + " is not supported");
-  }
-  if (family.family == Family::kLlama && fields.Bool("use_sliding_window", false)) {
-    return InvalidArgument("config.json: use_sliding_window is not supported");
+  const bool llama = family.family == Family::kLlama, gemma3 = family.family == Family::kGemma3,
+             gemma = gemma3 || family.family == Family::kGemma2;
+  const std::pair<const char*, bool> kFlags[] = {{"attention_bias", llama || gemma || family.family == Family::kQwen3},
+                                                 {"mlp_bias", llama},
+                                                 {"use_sliding_window", llama},
+                                                 {"rope_interleaved", true},
+                                                 {"use_bidirectional_attention", gemma}};
+  for (const auto& [key, read] : kFlags) {
+    if (read && fields.Bool(key, false)) return InvalidArgument(std::string("config.json: ") + key + " is not supported");
   }
   const auto refuse = [&](bool refused, const char* key) {
     if (refused && Given(root, key)) fields.Fail(std::string("config.json: ") + key + " is not supported");
   };
   refuse(true, "quantization_config");
-  refuse(family.family == Family::kLlama, "sliding_window");
-  for (const char* key : {"sliding_window_pattern", "rope_local_base_freq", "query_pre_attn_scalar", "attn_logit_softcapping",
-                          "final_logit_softcapping"}) {
-    refuse(family.family != Family::kGemma3, key);
-  }
+  refuse(llama, "sliding_window");
+  for (const char* key : {"sliding_window_pattern", "rope_local_base_freq"}) refuse(!gemma3, key);
+  for (const char* key : {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"}) refuse(!gemma, key);
   return fields.status();
 }
 
@@ -253,7 +266,7 @@ Result<ModelConfig> ParseConfigJson(std::string_view json) {
   c.layers = f.Int("num_hidden_layers");
   c.width = f.Int("hidden_size");
   c.heads = f.Int("num_attention_heads");
-  c.kv_heads = f.Int("num_key_value_heads", family->kv_heads ? family->kv_heads : c.heads);
+  c.kv_heads = f.Int("num_key_value_heads", family->kv_heads && !root.Find("num_key_value_heads") ? family->kv_heads : c.heads);
   c.ffn = f.Int("intermediate_size");
   c.max_positions = f.Int("max_position_embeddings", family->max_positions);
   c.rms_eps = f.Double("rms_norm_eps", 1e-6);
@@ -264,10 +277,13 @@ Result<ModelConfig> ParseConfigJson(std::string_view json) {
     return InvalidArgument("config.json: hidden_size is no multiple of num_attention_heads");
   }
   c.head_dim = f.Int("head_dim", family->head_dim ? family->head_dim : c.width / c.heads);
-  if (c.family == Family::kGemma3) {
+  const bool gemma2 = c.family == Family::kGemma2;
+  if (gemma2 || c.family == Family::kGemma3) {
+    const auto cap = [&](const char* key, double absent) { return root.Find(key) ? f.Double(key, 0) : absent; };
     c.query_scalar = f.Double("query_pre_attn_scalar", 256);
-    c.score_cap = f.Double("attn_logit_softcapping", 0);
-    c.logit_cap = f.Double("final_logit_softcapping", 0);
+    // Gemma 3 has the key, too, but none of its implementations caps scores: heads are normed instead.
+    if (gemma2) c.score_cap = cap("attn_logit_softcapping", 50);
+    c.logit_cap = cap("final_logit_softcapping", gemma2 ? 30 : 0);
     if (!(c.query_scalar > 0)) return InvalidArgument("config.json: query_pre_attn_scalar is not positive");
   }
   c.bos_id = f.Int("bos_token_id", -1);
@@ -334,6 +350,7 @@ void SetFamilyKeys(const ModelConfig& c, text::Dict* root) {
       root->Set("layer_types", types);
       break;
     case Family::kMistral: root->Set("sliding_window", c.window > 0 ? Value(c.window) : Value(nullptr)); break;
+    case Family::kGemma2:
     case Family::kGemma3:
       root->Set("attention_bias", false);
       root->Set("query_pre_attn_scalar", NumberOf(c.query_scalar));
@@ -341,7 +358,7 @@ void SetFamilyKeys(const ModelConfig& c, text::Dict* root) {
       root->Set("final_logit_softcapping", CapOrNone(c.logit_cap));
       root->Set("sliding_window", c.window);
       root->Set("layer_types", types);
-      root->Set("rope_local_base_freq", c.local_rope_theta);
+      if (c.family == Family::kGemma3) root->Set("rope_local_base_freq", c.local_rope_theta);
       break;
   }
 }
@@ -482,14 +499,15 @@ Status ReadScaling(const GgufFile& file, Metadata* meta, ModelConfig* c) {
 
 // What Gemma's files leave to the reader is as llama.cpp has it.
 Status ReadGemma(Metadata* meta, ModelConfig* c) {
+  const bool gemma2 = c->family == Family::kGemma2;
   // Of the published models only the largest divides by something else than the size of a head.
-  constexpr int kLayersOf27B = 62;
-  c->query_scalar = c->layers == kLayersOf27B ? c->width / c->heads : c->head_dim;
-  c->score_cap = meta->Number("attn_logit_softcapping", 0);
-  c->logit_cap = meta->Number("final_logit_softcapping", 0);
-  c->window = meta->Int("attention.sliding_window");
-  c->local_rope_theta = meta->Number("rope.freq_base_swa", 1e4);
-  const int pattern = meta->Int("attention.sliding_window_pattern", 6);
+  const int layers_of_27b = gemma2 ? 46 : 62;
+  c->query_scalar = c->layers == layers_of_27b ? c->width / c->heads : c->head_dim;
+  if (gemma2) c->score_cap = meta->Number("attn_logit_softcapping", 50);
+  c->logit_cap = meta->Number("final_logit_softcapping", gemma2 ? 30 : 0);
+  c->window = gemma2 ? meta->Int("attention.sliding_window", 4096) : meta->Int("attention.sliding_window");
+  if (!gemma2) c->local_rope_theta = meta->Number("rope.freq_base_swa", 1e4);
+  const int pattern = gemma2 ? 2 : meta->Int("attention.sliding_window_pattern", 6);
   RETURN_IF_ERROR(meta->status());
   if (pattern < 1 || c->window < 1) return InvalidArgument("metadata of the sliding window is not positive");
   for (int l = 0; l < std::min(c->layers, 1024); ++l) c->windowed.push_back((l + 1) % pattern != 0);
@@ -529,7 +547,7 @@ Result<ModelConfig> ConfigFromGguf(const GgufFile& file) {
   if (c.head_dim < 1 || c.head_dim > 1024) {
     return InvalidArgument("heads of " + std::to_string(c.head_dim) + " numbers are not supported");
   }
-  if (family == Family::kGemma3) {
+  if (family == Family::kGemma3 || family == Family::kGemma2) {
     RETURN_IF_ERROR(ReadGemma(&meta, &c));
   } else if (const int window = meta.Int("attention.sliding_window", 0); window > 0) {
     // llama.cpp calls Mistral llama, too.
@@ -555,10 +573,10 @@ Result<ModelConfig> ConfigFromGguf(const GgufFile& file) {
 Result<Family> GgufFamily(const GgufFile& file) {
   const Value* v = file.Meta("general.architecture");
   const std::string name = v && v->is_string() ? v->as_string() : "?";
-  for (const Family f : {Family::kLlama, Family::kQwen2, Family::kQwen3, Family::kGemma3}) {
+  for (const Family f : {Family::kLlama, Family::kQwen2, Family::kQwen3, Family::kGemma2, Family::kGemma3}) {
     if (name == FamilyName(f)) return f;
   }
-  return InvalidArgument("the architecture '" + name + "' is not supported (llama, qwen2, qwen3, gemma3 are)");
+  return InvalidArgument("the architecture '" + name + "' is not supported (llama, qwen2, qwen3, gemma2, gemma3 are)");
 }
 
 }  // namespace temper::engine

@@ -6,12 +6,14 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "common/file.h"
 #include "engine/files/gguf.h"
 #include "engine/files/model_config_json.h"
 #include "engine/layer.h"
 #include "text/json.h"
+#include "text/utf8.h"
 
 namespace temper::engine {
 namespace {
@@ -44,8 +46,8 @@ Status CheckShardName(const std::string& name) {
     bad = name.substr(at, slash - at) == "..";
     at = slash + 1;
   }
-  if (bad) return InvalidArgument("model.safetensors.index.json: the shard '" + name + "' lies outside the folder");
-  return Status::Ok();
+  if (!bad) return Status::Ok();
+  return InvalidArgument("model.safetensors.index.json: the shard '" + text::Shown(name, 100) + "' lies outside the folder");
 }
 
 Result<std::unique_ptr<OpenModel>> OpenFolder(const std::string& dir, std::vector<ForeignTensor>* foreign) {
@@ -77,7 +79,7 @@ Result<std::unique_ptr<OpenModel>> OpenFolder(const std::string& dir, std::vecto
       const FileTensor* t = shard->Find(tensor);
       const auto is_it = [&tensor](const ForeignTensor& f) { return f.name == tensor; };
       if (!t && foreign && std::any_of(foreign->begin(), foreign->end(), is_it)) continue;
-      if (!t) return InvalidArgument(dir + "/" + file.as_string() + ": tensor " + tensor + " is missing");
+      if (!t) return InvalidArgument(dir + "/" + file.as_string() + ": tensor " + text::Shown(tensor, 100) + " is missing");
       by_name[tensor] = t;
     }
   } else {
@@ -148,10 +150,49 @@ Result<std::unique_ptr<OpenModel>> Open(const std::string& path, std::vector<For
   return IsDirectory(path) ? OpenFolder(path, foreign) : OpenGguf(path, foreign);
 }
 
-Result<ModelConfig> ConfigOf(const OpenModel& model, const std::string& path) {
-  if (model.gguf) return ConfigFromGguf(*model.gguf);
+// The same numbers, of one shape.
+bool SameNumbers(const FileTensor& a, const FileTensor& b) {
+  if (a.shape != b.shape) return false;
+  if (a.type == b.type && std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size()) == 0) return true;
+  constexpr uint64_t kPiece = 1 << 14;  // elements
+  std::vector<float> x(kPiece), y(kPiece);
+  for (uint64_t at = 0; at < a.count; at += kPiece) {
+    const uint64_t n = std::min(kPiece, a.count - at);
+    const auto read = [&](const FileTensor& t, std::vector<float>* out) {
+      ReadElements(t.type, t.bytes.subspan(FileTypeBytes(t.type, at), FileTypeBytes(t.type, n)), std::span(*out).first(n));
+    };
+    read(a, &x);
+    read(b, &y);
+    if (!std::equal(x.begin(), x.begin() + static_cast<long>(n), y.begin())) return false;
+  }
+  return true;
+}
+
+// A folder whose config says that the head is the embedding may store both, or the head alone. As transformers 5 has it: the one
+// that is there stands for both, and two that differ are two.
+void ResolveTiedHead(OpenModel* model, ModelConfig* c, std::vector<std::string>* notes) {
+  static const std::string kHead = "lm_head.weight", kEmbedding = "model.embed_tokens.weight";
+  TensorSource& source = model->tensors;
+  const FileTensor *head = source.find(kHead), *embedding = source.find(kEmbedding);
+  if (!c->tied || !head) return;
+  if (embedding) {
+    c->tied = SameNumbers(*head, *embedding);
+    notes->push_back(c->tied ? kHead + " is stored too: it equals the embedding, and one copy is kept"
+                             : "tie_word_embeddings is not heeded: " + kHead + " is stored too and differs from the embedding");
+    return;
+  }
+  source.find = [find = std::move(source.find), head](const std::string& name) { return name == kEmbedding ? head : find(name); };
+  source.names.push_back(kEmbedding);
+  notes->push_back(kHead + " is the embedding: the file has no other");
+}
+
+// `notes`: what a reader of the config might not expect.
+Result<ModelConfig> ConfigOf(OpenModel* model, const std::string& path, std::vector<std::string>* notes) {
+  if (model->gguf) return ConfigFromGguf(*model->gguf);
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path + "/config.json", kMaxSmallFile));
-  return ParseConfigJson(text);
+  ASSIGN_OR_RETURN(ModelConfig config, ParseConfigJson(text));
+  ResolveTiedHead(model, &config, notes);
+  return config;
 }
 
 // Every tensor that the config asks for is there in its shape, and no other. Before anything is allocated.
@@ -178,9 +219,9 @@ Status CheckTensors(const OpenModel& model, const ModelConfig& c, const std::str
   const std::vector<TensorSpec> specs = TensorSpecs(c);
   for (const std::string& name : model.tensors.names) {
     const bool known = std::any_of(specs.begin(), specs.end(), [&](const TensorSpec& s) { return s.name == name; });
-    // A tied head may be stored, and old files store the rotary frequencies; neither is a parameter of its own.
+    // A tied head may be stored (ResolveTiedHead), and old files store the rotary frequencies; neither is a parameter of its own.
     const bool ignored = (c.tied && name == "lm_head.weight") || HasSuffix(name, "rotary_emb.inv_freq");
-    if (!known && !ignored) return InvalidArgument(path + ": tensor " + name + " is not part of this model");
+    if (!known && !ignored) return InvalidArgument(path + ": tensor " + text::Shown(name, 100) + " is not part of this model");
   }
   return Status::Ok();
 }
@@ -221,7 +262,8 @@ Result<ModelFile> Load(const std::string& model, bool with_params) {
   ModelFile out;
   ASSIGN_OR_RETURN(out.path, ResolveModel(model));
   ASSIGN_OR_RETURN(const std::unique_ptr<OpenModel> open, Open(out.path));
-  auto config = ConfigOf(*open, out.path);
+  std::vector<std::string> notes;
+  auto config = ConfigOf(open.get(), out.path, &notes);
   if (!config.ok()) return config.status().WithContext(out.path);
   out.config = std::move(config).value();
   RETURN_IF_ERROR(CheckTensors(*open, out.config, out.path));
@@ -319,9 +361,10 @@ Result<TensorSummary> SummariseTensors(const std::string& path) {
   }
   for (const auto& [type, t] : first) {
     const int64_t others = out.types[type].tensors - 1;
-    out.unsupported.push_back("tensor type " + type + " (" + t->name + (others ? " and " + std::to_string(others) + " more" : "") + ")");
+    const std::string more = others ? " and " + std::to_string(others) + " more" : "";
+    out.unsupported.push_back("tensor type " + type + " (" + text::Shown(t->name, 100) + more + ")");
   }
-  auto config_of = ConfigOf(*open, path);
+  auto config_of = ConfigOf(open.get(), path, &out.notes);
   if (!config_of.ok()) {
     out.unsupported.push_back(config_of.status().message());
   } else {
@@ -330,8 +373,10 @@ Result<TensorSummary> SummariseTensors(const std::string& path) {
     if (!tensors.ok()) out.unsupported.push_back(tensors.message());
     else out.config = *config_of;
   }
+  std::set<const FileTensor*> counted;
   for (const std::string& name : open->tensors.names) {
     const FileTensor* t = open->tensors.find(name);
+    if (!counted.insert(t).second) continue;
     TensorSummary::Type& type = out.types[FileTypeName(t->type)];
     ++type.tensors;
     type.elements += static_cast<int64_t>(t->count);

@@ -49,6 +49,8 @@ struct TensorSummary {
   std::optional<ModelConfig> config;  // where the architecture is supported
   // All that keeps it from being loaded: the architecture or a part of it, types of tensors, tensors missing or too many.
   std::vector<std::string> unsupported;
+  // What is computed otherwise than a reader of the config might expect.
+  std::vector<std::string> notes;
 };
 // InvalidArgument: a broken file.
 Result<TensorSummary> SummariseTensors(const std::string& path);

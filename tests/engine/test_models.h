@@ -75,8 +75,11 @@ inline std::vector<NamedConfig> AllConfigs() {
   gemma.query_scalar = 15;
   gemma.score_cap = 3;
   gemma.logit_cap = 4;
-  return {{"tiny", TinyConfig()}, {"odd", OddConfig()}, {"qwen2", qwen2},
-          {"qwen3", qwen3},       {"mistral", mistral}, {"gemma3", gemma}};
+  ModelConfig gemma2 = gemma;
+  gemma2.family = Family::kGemma2;
+  gemma2.windowed = {0, 1, 0};
+  return {{"tiny", TinyConfig()}, {"odd", OddConfig()}, {"qwen2", qwen2},  {"qwen3", qwen3},
+          {"mistral", mistral},   {"gemma3", gemma},    {"gemma2", gemma2}};
 }
 
 // Weights far enough from zero that attention is not flat and every tensor matters; an embedding of deviation 0.05, so that

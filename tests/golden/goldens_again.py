@@ -40,7 +40,7 @@ ELSEWHERE = {"text/unicode_tables.inc": ROOT / "text" / "unicode_tables.inc", **
 # writes them with TEMPER_UPDATE_GOLDEN=1).
 OWN = {"engine/digests.json"}
 # How far two numbers may be apart, absolute or relative.
-FAMILIES = ["gemma3", "gemma3_caps", "llama", "mistral", "qwen2", "qwen3"]
+FAMILIES = ["gemma2", "gemma3", "gemma3_caps", "llama", "mistral", "qwen2", "qwen3"]
 TOLERANCE = {"engine/llama_f64.json": 1e-11, "engine/ropes.json": 1e-13,
              **{f"engine/families/{f}/{name}": 1e-10 for f in FAMILIES for name in ("golden.json", "gradient.safetensors")}, "engine_files/hf_logits.json": 1e-6, "trainer/losses.json": 1e-11,
              **{f"engine_files/hf/model-0000{i}-of-00004.safetensors": 1e-6 for i in range(1, 5)}}

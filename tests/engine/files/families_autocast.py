@@ -24,12 +24,13 @@ MODELS = {
     "llama": transformers.LlamaConfig(**SIZES), "qwen2": transformers.Qwen2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"}),
     "qwen3": transformers.Qwen3Config(**SIZES), "mistral": transformers.MistralConfig(**SIZES, sliding_window=50),
     "gemma3": transformers.Gemma3TextConfig(**SIZES, **WINDOW, query_pre_attn_scalar=32, final_logit_softcapping=30.0),
+    "gemma2": transformers.Gemma2Config(**SIZES, **WINDOW, query_pre_attn_scalar=32),
 }
 
 
 def make_model(config, rng):
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
-    gemma = config.model_type == "gemma3_text"
+    gemma = config.model_type in ("gemma2", "gemma3_text")
     with torch.no_grad():
         for name, p in model.named_parameters():
             x = torch.tensor(rng.standard_normal(tuple(p.shape)), dtype=torch.float32)

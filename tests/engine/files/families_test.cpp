@@ -117,7 +117,8 @@ TEST_P(Families, GgufIsTheSameModel) {
   ASSERT_TRUE(gguf.ok()) << gguf.status().ToString();
   // What GGUF does not say is what llama.cpp takes it to be.
   ModelConfig want = folder_model.config;
-  if (want.family == Family::kGemma3) want.query_scalar = want.head_dim;
+  const bool gemma = want.family == Family::kGemma2 || want.family == Family::kGemma3;
+  if (gemma) want.query_scalar = want.head_dim;
   if (want.family == Family::kQwen2) want.window = 0, want.windowed.clear();
   if (want.family == Family::kLlama) {
     want.rope_theta = 500000;
@@ -128,7 +129,7 @@ TEST_P(Families, GgufIsTheSameModel) {
   for (size_t i = 0; i < gguf->params.tensors().size(); ++i) {
     const TensorSpec& spec = gguf->params.tensors()[i];
     const auto got = gguf->params.tensor(i), expected = folder_model.params.tensor(i);
-    if (spec.gain && want.family == Family::kGemma3) {
+    if (spec.gain && gemma) {
       for (size_t j = 0; j < got.size(); ++j) EXPECT_NEAR(got[j], expected[j], 1.2e-7) << spec.name;
     } else {
       EXPECT_TRUE(std::ranges::equal(got, expected)) << spec.name;
@@ -162,6 +163,9 @@ TEST(FamilyConfig, RefusesByName) {
        "layer_types"},
       {"mistral", "\"use_cache\": true", "\"layer_types\": [\"sliding_attention\", \"full_attention\", \"full_attention\"]", "layer_types"},
       {"llama", "\"use_cache\": true", "\"sliding_window\": 4096", "sliding_window"},
+      {"llama", "\"use_cache\": true", "\"partial_rotary_factor\": 0.5", "partial_rotary_factor"},
+      {"gemma2", "\"sliding_window\": 7", "\"sliding_window\": null", "sliding_window of null"},
+      {"gemma2", "\"attention_bias\": false", "\"attention_bias\": true", "attention_bias"},
       {"llama", "\"mlp_bias\": false", "\"mlp_bias\": true", "mlp_bias"},
   };
   for (const auto& [family, from, to, message] : kChanges) {
@@ -203,6 +207,53 @@ TEST(FamilyConfig, OlderForms) {
   EXPECT_TRUE(LayerOf(*qwen, 0).qkv_bias);
 }
 
+// Could go wrong: what a config leaves out, sets to null or says twice is not what transformers (5.24) takes it for.
+TEST(FamilyConfig, AbsentNullAndTwice) {
+  const auto parse = [](const std::string& type, const std::string& more, int heads = 8) {
+    const auto config = ParseConfigJson(R"({"model_type":")" + type + R"(","vocab_size":64,"hidden_size":64,
+        "intermediate_size":96,"num_hidden_layers":3,"max_position_embeddings":4096,"num_attention_heads":)" + std::to_string(heads) + more + "}");
+    EXPECT_TRUE(config.ok()) << type << more << config.status().ToString();
+    return config.ok() ? *config : ModelConfig();
+  };
+  const ModelConfig mistral = parse("mistral", "");
+  EXPECT_EQ(mistral.window, 4096);
+  EXPECT_EQ(mistral.kv_heads, 8);
+  EXPECT_EQ(parse("mistral", R"(,"sliding_window":null,"num_key_value_heads":null)").window, 0);
+  const ModelConfig many = parse("mistral", R"(,"num_key_value_heads":null)", 16);
+  EXPECT_EQ(many.kv_heads, 16);
+  EXPECT_EQ(many.head_dim, 4);
+  EXPECT_EQ(parse("mistral", R"(,"head_dim":null,"attention_bias":true)").head_dim, 8);
+  EXPECT_EQ(parse("qwen2", R"(,"use_sliding_window":true,"sliding_window":null)").window, 0);
+  EXPECT_EQ(parse("qwen2", R"(,"use_sliding_window":true,"max_window_layers":1)").windowed, (std::vector<uint8_t>{0, 1, 1}));
+  EXPECT_EQ(parse("qwen2", R"(,"use_sliding_window":false,"sliding_window":512,"attention_bias":true)").window, 0);
+  const ModelConfig gemma2 = parse("gemma2", "");
+  EXPECT_EQ(gemma2.windowed, (std::vector<uint8_t>{1, 0, 1}));
+  EXPECT_EQ(gemma2.score_cap, 50);
+  EXPECT_EQ(gemma2.logit_cap, 30);
+  EXPECT_EQ(gemma2.head_dim, 256);
+  EXPECT_TRUE(gemma2.tied);
+  EXPECT_EQ(SpecOf(gemma2).ropes, 1);
+  const ModelConfig uncapped = parse("gemma2", R"(,"attn_logit_softcapping":null,"final_logit_softcapping":null)");
+  EXPECT_EQ(uncapped.score_cap + uncapped.logit_cap, 0);
+  const ModelConfig gemma3 = parse("gemma3_text", R"(,"attn_logit_softcapping":50.0,"final_logit_softcapping":20.0)");
+  EXPECT_EQ(gemma3.score_cap, 0);
+  EXPECT_EQ(gemma3.logit_cap, 20);
+  const ModelConfig twice = parse("llama", R"(,"rope_theta":7000.0,"rope_scaling":{"type":"linear","factor":2},
+                                             "rope_parameters":{"rope_type":"default","rope_theta":9000.0})");
+  EXPECT_EQ(twice.rope_scaling.kind, RopeScaling::Kind::kLinear);
+  EXPECT_EQ(twice.rope_theta, 7000);
+  const ModelConfig empty = parse("llama", R"(,"rope_scaling":{},"rope_parameters":{"rope_type":"default","rope_theta":9000.0})");
+  EXPECT_EQ(empty.rope_theta, 9000);
+  const ModelConfig outside = parse("llama", R"(,"original_max_position_embeddings":512,
+      "rope_scaling":{"rope_type":"yarn","factor":8.0,"original_max_position_embeddings":1024})");
+  EXPECT_EQ(outside.rope_scaling.original_max_positions, 1024);
+  const ModelConfig local = parse("gemma3_text", R"(,"rope_local_base_freq":5000,"rope_theta":2e6,
+      "rope_scaling":{"rope_type":"linear","factor":8.0})");
+  EXPECT_EQ(local.local_rope_theta, 5000);
+  EXPECT_EQ(local.rope_theta, 2e6);
+  EXPECT_EQ(local.rope_scaling.factor, 8);
+}
+
 // Could go wrong: scaled frequencies of an unknown kind are taken for some other scaling.
 TEST(RopeScaling, UnknownFrequenciesOfGgufAreRefused) {
   const TestDir dir;
@@ -216,7 +267,7 @@ TEST(RopeScaling, UnknownFrequenciesOfGgufAreRefused) {
   EXPECT_NE(LoadModel(dir / "x.gguf").status().message().find("rope_freqs.weight"), std::string::npos);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Families, testing::Values("llama", "qwen2", "qwen3", "mistral", "gemma3", "gemma3_caps"),
+INSTANTIATE_TEST_SUITE_P(All, Families, testing::Values("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gemma3_caps"),
                          [](const auto& which) { return std::string(which.param); });
 
 // Could go wrong: a kind of scaling turns by other angles than the model was trained with.

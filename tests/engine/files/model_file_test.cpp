@@ -10,6 +10,7 @@
 #include "engine/bf16.h"
 #include "engine/files/gguf.h"
 #include "engine/files/safetensors.h"
+#include "engine/layer.h"
 #include "engine/score.h"
 #include "tests/engine/files/files_helpers.h"
 #include "text/json.h"
@@ -50,6 +51,67 @@ TEST(HuggingFaceFolder, RoundTrip) {
     ASSERT_TRUE(rounded.ok());
     for (size_t i = 0; i < params.flat().size(); ++i) ASSERT_EQ(rounded->params.flat()[i], FromBf16(ToBf16(params.flat()[i])));
   }
+}
+
+// A folder that ties by its config and stores a head: as transformers 5 has it, two that differ are two, and one alone is both.
+TEST(HuggingFaceFolder, AStoredHeadOfATiedModel) {
+  const TestDir dir;
+  const ModelConfig c = SmallConfig(true);
+  Parameters params = InitParameters(c, 5);
+  for (float& x : params.tensor(0)) x = FromBf16(ToBf16(x));  // so that the head in another type is the same numbers
+  ASSERT_TRUE(SaveHuggingFace(dir / "m", c, params, SmallText(), FileType::kF32).ok());
+  const std::vector<float> embedding(params.tensor(0).begin(), params.tensor(0).end());
+  // The weights, with `head` beside them as a file of its own, and with or without the embedding.
+  const auto store = [&](const std::vector<float>& head, FileType type, bool with_embedding = true,
+                         std::vector<int64_t> shape = {270, 16}) {
+    std::vector<TensorToWrite> tensors;
+    text::Dict map;
+    for (size_t i = with_embedding ? 0 : 1; i < params.tensors().size(); ++i) {
+      tensors.push_back({params.tensors()[i].name, params.tensors()[i].shape, params.tensor(i), {}});
+      map.Set(params.tensors()[i].name, "a.safetensors");
+    }
+    map.Set("lm_head.weight", "b.safetensors");
+    std::filesystem::remove(dir / "m/model.safetensors");
+    EXPECT_TRUE(WriteSafetensors(dir / "m/a.safetensors", tensors, FileType::kF32).ok());
+    const std::vector<TensorToWrite> alone = {{"lm_head.weight", shape, head, {}}};
+    EXPECT_TRUE(WriteSafetensors(dir / "m/b.safetensors", alone, type).ok());
+    const std::string index = text::CompactJson(text::MakeDict({{"weight_map", map}}));
+    EXPECT_TRUE(WriteFile(dir / "m/model.safetensors.index.json", index).ok());
+  };
+  const auto expect = [&](bool tied, const std::vector<float>& head, const char* note) {
+    const auto model = LoadModel(dir / "m");
+    ASSERT_TRUE(model.ok()) << model.status().ToString();
+    EXPECT_EQ(model->config.tied, tied);
+    EXPECT_EQ(LoadModelConfig(dir / "m")->config.tied, tied);
+    EXPECT_TRUE(std::ranges::equal(model->params.tensor(HeadIndex(model->config)), head));
+    const int last = model->params.Find("model.layers.1.mlp.down_proj.weight");
+    EXPECT_TRUE(std::ranges::equal(model->params.tensor(last), params.tensor(last)));
+    const auto summary = SummariseTensors(dir / "m");
+    ASSERT_TRUE(summary.ok());
+    EXPECT_TRUE(summary->unsupported.empty()) << summary->unsupported[0];
+    ASSERT_EQ(summary->notes.size(), 1u);
+    EXPECT_NE(summary->notes[0].find(note), std::string::npos) << summary->notes[0];
+    // Saved, it says what it is.
+    ASSERT_TRUE(SaveHuggingFace(dir / "again", model->config, model->params, {}, FileType::kF32).ok());
+    const auto again = LoadModel(dir / "again");
+    ASSERT_TRUE(again.ok()) << again.status().ToString();
+    EXPECT_TRUE(again->config == model->config);
+    EXPECT_TRUE(std::ranges::equal(again->params.flat(), model->params.flat()));
+    EXPECT_TRUE(SummariseTensors(dir / "again")->notes.empty());
+  };
+  store(embedding, FileType::kF32);
+  expect(true, embedding, "one copy is kept");
+  store(embedding, FileType::kBF16);
+  expect(true, embedding, "one copy is kept");
+  std::vector<float> other = embedding;
+  other.back() = std::nextafter(other.back(), 1.0f);
+  store(other, FileType::kF32);
+  expect(false, other, "differs from the embedding");
+  store(other, FileType::kF32, false);
+  params.tensor(0).back() = other.back();
+  expect(true, other, "the file has no other");
+  store(std::vector<float>(16, 1), FileType::kF32, true, {1, 16});
+  EXPECT_NE(LoadModel(dir / "m").status().message().find("lm_head.weight has the shape [1, 16]"), std::string::npos);
 }
 
 // transformers' own folder (sharded, newer config.json): its logits must be ours.

@@ -10,6 +10,7 @@
 #include "tests/engine/files/files_helpers.h"
 #include "tests/fuzz/mutate.h"
 #include "text/json.h"
+#include "text/utf8.h"
 
 namespace temper::engine {
 namespace {
@@ -43,7 +44,7 @@ TEST(Fuzz, Gguf) {
     auto model = LoadModel(dir / "x.gguf");
     if (model.ok()) (void)text::LoadTextModel(model->text).ok();
   }
-  for (const char* family : {"llama", "gemma3_caps"}) {
+  for (const char* family : {"llama", "gemma2", "gemma3_caps"}) {
     const std::string file =
         ReadFile(std::string(TEMPER_SOURCE_DIR) + "/tests/golden/engine/families_gguf/" + family + ".gguf").value();
     for (int i = 0; i < 250; ++i) {
@@ -74,6 +75,13 @@ TEST(Fuzz, Safetensors) {
   good.push_back(ReadFile(dir / "bf16/model.safetensors").value());
   good.push_back(good.back());
   for (size_t at = 0; (at = good.back().find("\"BF16\"", at)) != std::string::npos;) good.back().replace(at, 6, "\"F16\" ");
+  // The folder's config ties: a stored head that equals the embedding, and one that does not.
+  Parameters headed = InitParameters(SmallConfig(false), 5);
+  for (const bool equal : {false, true}) {
+    if (equal) std::ranges::copy(headed.tensor(0), headed.tensor(static_cast<size_t>(headed.Find("lm_head.weight"))).begin());
+    ASSERT_TRUE(SaveHuggingFace(dir / "headed", headed.config(), headed, {}, FileType::kF32).ok());
+    good.push_back(ReadFile(dir / "headed/model.safetensors").value());
+  }
   for (int i = 0; i < 800; ++i) {
     ASSERT_TRUE(WriteFile(dir / "m/model.safetensors", Mutate(good[rng() % good.size()], i % 2 ? 64 : 3000, rng)).ok());
     (void)LoadModel(dir / "m").ok();
@@ -115,7 +123,7 @@ TEST(Fuzz, ConfigJson) {
   SaveSmall(dir / "m");
   const std::string families = std::string(TEMPER_SOURCE_DIR) + "/tests/golden/engine/families/";
   std::vector<std::string> folders = {dir / "m"};
-  for (const char* family : {"qwen2", "gemma3_caps"}) {
+  for (const char* family : {"qwen2", "gemma2", "gemma3_caps"}) {
     folders.push_back(dir / family);
     std::filesystem::copy(families + family, folders.back());
   }
@@ -136,6 +144,31 @@ TEST(Fuzz, ConfigJson) {
     }
   }
   EXPECT_LT(PeakRssBytes(), int64_t{1} << 30);
+}
+
+// A name with a NUL would end the message before its point, one with an escape or a line break speak for the program.
+TEST(HostileFiles, NamesAreShownOnOneLine) {
+  const TestDir dir;
+  std::string bytes = ReadFile(GoldenPath("tiny.gguf")).value();
+  const std::string name = "blk.1.attn_q.weight";
+  const size_t at = bytes.find(name);
+  ASSERT_NE(at, std::string::npos);
+  bytes.replace(at, name.size(), std::string("x\0y\x1b[31m\nerror:\xc2\x9b\xff\x7f", 19));
+  bytes[at + name.size() + 4 + 2 * 8] = 10;  // after the name two dimensions, then the type: one that is refused
+  ASSERT_TRUE(WriteFile(dir / "a.gguf", bytes).ok());
+  const std::string said = LoadModel(dir / "a.gguf").status().message();
+  EXPECT_NE(said.find("x\\x00y\\x1B[31m\\x0Aerror:\\x9B\uFFFD\\x7F: the tensor type Q2_K"), std::string::npos) << said;
+  const auto summary = SummariseTensors(dir / "a.gguf");
+  ASSERT_TRUE(summary.ok()) << summary.status().ToString();
+  EXPECT_EQ(summary->unsupported.at(0).find('\0'), std::string::npos);
+  const std::string json = R"({"a\u0000b":{"dtype":"I8\u001b","shape":[4],"data_offsets":[0,4]}})";
+  const uint64_t size = json.size();
+  std::string header(8, '\0');
+  std::memcpy(header.data(), &size, 8);
+  ASSERT_TRUE(WriteFile(dir / "b.safetensors", header + json + std::string(4, '\0')).ok());
+  const std::string dtype = SafetensorsFile::Open(dir / "b.safetensors").status().message();
+  EXPECT_NE(dtype.find("tensor a\\x00b: the dtype 'I8\\x1B' is not supported"), std::string::npos) << dtype;
+  EXPECT_EQ(text::Shown(std::string(200, 'x'), 100), std::string(100, 'x') + "…");
 }
 
 // Each length that lies must be named, at once and without allocating for it.

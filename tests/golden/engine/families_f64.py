@@ -16,9 +16,7 @@ import numpy as np
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import modeling_utils
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.gemma3 import modeling_gemma3
 
 TEMPERATURE = 0.8
 SIZES = dict(vocab_size=23, hidden_size=16, intermediate_size=20, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -39,7 +37,9 @@ MODELS = {
     "gemma3": transformers.Gemma3TextConfig(**GEMMA, rope_parameters={
         "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}),
+    # Of the two caps this family's code applies the second alone; Gemma 2's both. A width that is no square tells what its root is.
     "gemma3_caps": transformers.Gemma3TextConfig(**GEMMA, attn_logit_softcapping=1.5, final_logit_softcapping=2.0),
+    "gemma2": transformers.Gemma2Config(**dict(GEMMA, hidden_size=24), attn_logit_softcapping=1.5, final_logit_softcapping=2.0),
 }
 ROPES = [
     dict(rope_type="linear", factor=2.0), dict(rope_type="dynamic", factor=4.0),
@@ -57,20 +57,12 @@ def all_double():
     names = (torch.float32, torch.float, torch.Tensor.float)
     torch.float32 = torch.float = torch.float64
     torch.Tensor.float = torch.Tensor.double
+    torch.set_default_dtype(torch.float64)
     try:
         yield
     finally:
         torch.float32, torch.float, torch.Tensor.float = names
-
-
-def capped_attention(module, *args, **kwargs):
-    """Gemma's own attention with the cap that its config names: the module of this version keeps it and does not pass it on."""
-    kwargs.pop("sliding_window", None)
-    return modeling_gemma3.eager_attention_forward(module, *args, softcap=module.attn_logit_softcapping, **kwargs)
-
-
-modeling_utils.ALL_ATTENTION_FUNCTIONS.register("capped", capped_attention)
-transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register("capped", transformers.masking_utils.eager_mask)
+        torch.set_default_dtype(torch.float32)
 
 
 def values(name, shape, rng, gemma):
@@ -85,11 +77,11 @@ def values(name, shape, rng, gemma):
 def write_model(name, config, rng):
     cls = getattr(transformers, config.architectures[0] if config.architectures else {
         "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "mistral": "MistralForCausalLM",
-        "gemma3_text": "Gemma3ForCausalLM"}[config.model_type])
-    config._attn_implementation = "capped" if name == "gemma3_caps" else "eager"
+        "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}[config.model_type])
+    config._attn_implementation = "eager"
     folder = pathlib.Path("families") / name
     model = cls(config)
-    gemma = config.model_type == "gemma3_text"
+    gemma = config.model_type in ("gemma2", "gemma3_text")
     with torch.no_grad():
         for key, p in model.named_parameters():
             p.copy_(torch.tensor(values(key, tuple(p.shape), rng, gemma), dtype=torch.float32))

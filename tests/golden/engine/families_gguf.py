@@ -45,8 +45,8 @@ def rope_factors(theta, head_dim, factor, low, high, original):
 def write(name):
     c = json.loads((HERE / "families" / name / "config.json").read_text())
     kind = c["model_type"]
-    gemma, permuted = kind == "gemma3_text", kind in ("llama", "mistral")
-    w = gguf.GGUFWriter(f"families_gguf/{name}.gguf", "gemma3" if gemma else "llama" if permuted else kind)
+    gemma, permuted = kind in ("gemma2", "gemma3_text"), kind in ("llama", "mistral")
+    w = gguf.GGUFWriter(f"families_gguf/{name}.gguf", "llama" if permuted else kind.removesuffix("_text"))
     heads, kv = c["num_attention_heads"], c["num_key_value_heads"]
     w.add_context_length(c["max_position_embeddings"])
     w.add_embedding_length(c["hidden_size"])
@@ -63,11 +63,12 @@ def write(name):
     rope = c["rope_parameters"]
     if gemma:
         w.add_sliding_window(c["sliding_window"])
-        w.add_sliding_window_pattern(2)
+        if kind == "gemma3_text":
+            w.add_sliding_window_pattern(2)
         for key, add in (("final_logit_softcapping", w.add_final_logit_softcapping), ("attn_logit_softcapping", w.add_attn_logit_softcapping)):
             if c[key] is not None:
                 add(c[key])
-        rope = rope["full_attention"]
+        rope = rope.get("full_attention", rope)
     if kind == "mistral":
         w.add_sliding_window(c["sliding_window"])
     theta = rope["rope_theta"]
