@@ -24,6 +24,14 @@ std::string StripSpace(std::string_view text, bool left, bool right) {
   return std::string(text);
 }
 
+std::string WithoutMarks(std::string_view text) {
+  std::string out;
+  for (uint32_t cp : ToCodePoints(text)) {
+    if (!Contains(MarkSet(), cp)) AppendUtf8(cp, &out);
+  }
+  return out;
+}
+
 }  // namespace
 
 Status Normalizer::Load(const Value& node, int depth) {
@@ -39,7 +47,8 @@ Status Normalizer::Load(const Value& node, int depth) {
   }
   if (steps_.size() >= kMaxSteps) return fields.Bad(": too many normalizers");
   static constexpr std::pair<const char*, Kind> kPlain[] = {
-      {"NFC", Kind::kNfc}, {"NFD", Kind::kNfd}, {"NFKC", Kind::kNfkc}, {"NFKD", Kind::kNfkd}, {"Lowercase", Kind::kLowercase}};
+      {"NFC", Kind::kNfc}, {"NFD", Kind::kNfd}, {"NFKC", Kind::kNfkc}, {"NFKD", Kind::kNfkd}, {"Lowercase", Kind::kLowercase},
+      {"StripAccents", Kind::kStripAccents}};
   for (const auto& [name, kind] : kPlain) {
     if (type != name) continue;
     RETURN_IF_ERROR(fields.Expect({"type"}));
@@ -80,6 +89,7 @@ std::string Normalizer::Run(const Step& step, std::string text) {
     case Kind::kNfkc: return ToNfkc(text);
     case Kind::kNfkd: return ToNfkd(text);
     case Kind::kLowercase: return TokenizerLower(text);
+    case Kind::kStripAccents: return WithoutMarks(text);
     case Kind::kStrip: return StripSpace(text, step.left, step.right);
     case Kind::kPrepend: return text.empty() ? text : step.content + text;
     case Kind::kReplace: return step.replacement->Apply(text);
@@ -110,7 +120,8 @@ size_t Normalizer::shrink() const {
 bool Normalizer::keeps_start() const {
   for (const Step& step : steps_) {
     const auto& r = step.replacement;
-    if (step.kind == Kind::kStrip || (r && (r->pattern().empty() || r->content().empty()))) return false;
+    const bool strips = step.kind == Kind::kStrip || step.kind == Kind::kStripAccents;
+    if (strips || (r && (r->pattern().empty() || r->content().empty()))) return false;
   }
   return true;
 }

@@ -27,7 +27,7 @@ class Normalizer {
   bool keeps_start() const;
 
  private:
-  enum class Kind { kNfc, kNfd, kNfkc, kNfkd, kLowercase, kStrip, kPrepend, kReplace };
+  enum class Kind { kNfc, kNfd, kNfkc, kNfkd, kLowercase, kStripAccents, kStrip, kPrepend, kReplace };
   struct Step {
     Kind kind;
     bool left = false, right = false;          // kStrip

@@ -75,8 +75,14 @@ Status PreTokenizer::Load(const Value& node, int depth) {
     step.cut = Regex::OneOf(PunctuationSet());
     return Add(std::move(step), type);
   }
-  if (type == "WhitespaceSplit") {
+  if (type == "WhitespaceSplit" || type == "Whitespace") {
     RETURN_IF_ERROR(fields.Expect({"type"}));
+    if (type == "Whitespace") {  // rows of what is in words, and rows of the rest
+      step.cut = Regex::OneOf(RustWordSet());
+      step.behavior = Behavior::kContiguous;
+      RETURN_IF_ERROR(Add(std::move(step), type));
+      step = Step();
+    }
     step.cut = Regex::OneOf(SpaceSet());
     step.behavior = Behavior::kRemoved;
     return Add(std::move(step), type);

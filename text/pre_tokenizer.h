@@ -25,8 +25,8 @@ struct Words {
 
 class PreTokenizer {
  public:
-  // Split, Digits, Punctuation, Metaspace, WhitespaceSplit, CharDelimiterSplit, ByteLevel (as the last) and sequences of them;
-  // null: the text is one word. Errors: InvalidArgument naming what is not supported.
+  // Split, Digits, Punctuation, Metaspace, Whitespace, WhitespaceSplit, CharDelimiterSplit, ByteLevel (as the last) and sequences
+  // of them; null: the text is one word. Errors: InvalidArgument naming what is not supported.
   Status Load(const Value& node) { return Load(node, 0); }
 
   // Cuts the spans of `words` further; may rewrite the points.

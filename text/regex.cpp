@@ -89,6 +89,7 @@ struct Node {
   CodeSet set;                    // kClass, kBehind
   uint32_t min = 0, max = 0;      // kRepeat
   bool lazy = false, possessive = false, negative = false;
+  bool folded = false;            // kClass: one written character, whatever its case
   Op op = Op::kMatch;             // kAssert
 };
 
@@ -146,7 +147,24 @@ class PatternParser {
     Node out;
     out.kind = Node::Kind::kConcat;
     while (More() && !Is('|') && !Is(')')) out.children.push_back(Quantified(depth));
+    std::vector<uint32_t> row;
+    RefuseSeveral(out, &row);
     return out;
+  }
+
+  // Without case a row of characters may equal one ("ss" and ß): that is not implemented. `row`: the folded characters met last.
+  void RefuseSeveral(const Node& node, std::vector<uint32_t>* row) {
+    if (node.kind == Node::Kind::kConcat) {
+      for (const Node& child : node.children) RefuseSeveral(child, row);
+      return;
+    }
+    if (!node.folded) return row->clear();
+    row->push_back(node.set[0].first);
+    for (size_t n = 2; n <= std::min<size_t>(3, row->size()); ++n) {
+      if (!IsOneWithoutCase({row->end() - static_cast<long>(n), row->end()})) continue;
+      Fail("ignoring the case of '" + FromCodePoints(&*(row->end() - static_cast<long>(n)), &*row->begin() + row->size()) +
+           "', which then equals one character, is not supported");
+    }
   }
 
   Node Quantified(int depth) {
@@ -163,6 +181,7 @@ class PatternParser {
       } else if (!braces || !Braces(&min, &max)) {
         break;
       }
+      if (min == 1 && max == 1 && !Is('?')) continue;
       if (quantifiers > 8) Fail("too many quantifiers in a row");
       if (atom.kind == Node::Kind::kAssert || atom.kind == Node::Kind::kLook || atom.kind == Node::Kind::kBehind) {
         Fail("repetition of an assertion is not supported");
@@ -226,23 +245,24 @@ class PatternParser {
     return out;
   }
 
-  CodeSet WithCase(CodeSet set) {
-    if (!ignore_case_) return set;
-    CodeSet out = set;
-    for (const auto& [a, b] : set) {
-      if (b - a > 0x3000) continue;  // a class of whole scripts holds its own variants
-      for (uint32_t c = a; c <= b; ++c) {
-        for (uint32_t v : CaseVariants(c)) out.emplace_back(v, v);
-      }
-    }
-    return Normalized(std::move(out));
+  // Oniguruma folds written characters and bracketed classes, but neither \p{...} nor \w and their kin.
+  Node Literal(uint32_t c) {
+    if (!ignore_case_) return ClassNode({{c, c}});
+    if (Contains(SeveralWithoutCaseSet(), c)) FailSeveral(c);
+    Node out = ClassNode(WithCaseVariants({{c, c}}));
+    out.folded = true;
+    return out;
+  }
+
+  void FailSeveral(uint32_t c) {
+    Fail("ignoring the case of '" + FromCodePoints(&c, &c + 1) + "', which then equals several characters, is not supported");
   }
 
   Node Atom(int depth) {
     Node out;
     const uint32_t c = p_[at_];
     if (Take('(')) return Group(depth);
-    if (Take('[')) return ClassNode(BracketClass(depth));
+    if (Take('[')) return ClassNode(BracketClass(depth, true));
     if (Take('.')) return ClassNode(Complement({{'\n', '\n'}}));
     if (Take('^')) return Assert(Op::kLineBegin);
     if (Take('$')) return Assert(Op::kLineEnd);
@@ -258,10 +278,11 @@ class PatternParser {
         out.negative = true;
         return out;
       }
-      return ClassNode(WithCase(Escape()));
+      CodeSet set = Escape(false);
+      return set.size() == 1 && set[0].first == set[0].second ? Literal(set[0].first) : ClassNode(std::move(set));
     }
     ++at_;
-    return ClassNode(WithCase({{c, c}}));
+    return Literal(c);
   }
 
   Node Assert(Op op) {
@@ -313,7 +334,7 @@ class PatternParser {
   }
 
   // After a backslash: a set, usually of one code point.
-  CodeSet Escape() {
+  CodeSet Escape(bool bracketed) {
     if (!More()) {
       Fail("a backslash at the end");
       return {};
@@ -324,8 +345,8 @@ class PatternParser {
       case 'S': return Complement(SpaceSet());
       case 'd': return DigitSet();
       case 'D': return Complement(DigitSet());
-      case 'w': return WordSet();
-      case 'W': return Complement(WordSet());
+      case 'w': return bracketed ? BracketWordSet() : WordSet();
+      case 'W': return Complement(bracketed ? BracketWordSet() : WordSet());
       case 'n': return {{'\n', '\n'}};
       case 'r': return {{'\r', '\r'}};
       case 't': return {{'\t', '\t'}};
@@ -385,8 +406,8 @@ class PatternParser {
     return {{v, v}};
   }
 
-  // After '[': up to and including ']'.
-  CodeSet BracketClass(int depth) {
+  // After '[': up to and including ']'. `outermost`: not within another, which alone ignores case.
+  CodeSet BracketClass(int depth, bool outermost) {
     if (depth > kMaxDepth) {
       Fail("nested too deeply");
       return {};
@@ -403,7 +424,7 @@ class PatternParser {
         return {};
       }
       if (Take('[')) {
-        all = Union(all, BracketClass(depth + 1));
+        all = Union(all, BracketClass(depth + 1, false));
         continue;
       }
       if (TakeWord("&&")) {
@@ -429,7 +450,12 @@ class PatternParser {
     if (!Take(']')) Fail("'[' without ']'");
     all = Normalized(std::move(all));
     if (have_left) all = Intersection(left, all);
-    all = WithCase(std::move(all));
+    if (outermost && ignore_case_) {
+      all = WithCaseVariants(all);
+      // Negated it is a class of single characters all the same.
+      const CodeSet several = Intersection(all, SeveralWithoutCaseSet());
+      if (!several.empty() && !negative) FailSeveral(several[0].first);
+    }
     return negative ? Complement(all) : all;
   }
 
@@ -437,7 +463,7 @@ class PatternParser {
     if (!More()) return {};
     if (Take('\\')) {
       if (Take('b')) return {{8, 8}};
-      return Escape();
+      return Escape(true);
     }
     const uint32_t c = p_[at_++];
     return {{c, c}};

@@ -52,16 +52,8 @@ class TokenFinder {
   std::array<bool, 256> starts_{};
 };
 
-// What `single_word` takes for a part of a word: \w of Rust's regex, not of the pre-tokenizer's engine.
-bool WordAt(std::string_view text, size_t at) {
-  static const CodeSet set = [] {
-    // The circled letters are the alphabetic code points beyond letters, letter numbers and marks.
-    CodeSet out = {{0x200C, 0x200D}, {0x24B6, 0x24E9}, {0x1F130, 0x1F149}, {0x1F150, 0x1F169}, {0x1F170, 0x1F189}};
-    for (const char* name : {"L", "Nl", "M", "Nd", "Pc"}) out = Union(out, *UnicodeProperty(name));
-    return out;
-  }();
-  return at < text.size() && Contains(set, ReadUtf8(text, at).cp);
-}
+// What `single_word` takes for a part of a word.
+bool WordAt(std::string_view text, size_t at) { return at < text.size() && Contains(RustWordSet(), ReadUtf8(text, at).cp); }
 
 size_t PreviousChar(std::string_view text, size_t at) {
   do {
@@ -130,7 +122,8 @@ Status Tokenizer::Impl::LoadAddedTokens(const Value& list) {
   for (size_t id = 0; id < contents.size(); ++id) present[id] = contents[id].has_value();
   if (list.is_undefined() || list.is_none()) return Status::Ok();
   if (!list.is_list()) return InvalidArgument("tokenizer.json: added_tokens must be a list");
-  const size_t most = contents.size() + 2 * list.as_list().size() + (1 << 20);
+  int64_t next = 0;  // the id of the next token that the vocabulary lacks
+  for (const bool there : present) next += there;
   for (size_t i = 0; i < list.as_list().size(); ++i) {
     const Value& node = list.as_list()[i];
     const Component fields(node, "added_tokens[" + std::to_string(i) + "]");
@@ -145,16 +138,15 @@ Status Tokenizer::Impl::LoadAddedTokens(const Value& list) {
     ASSIGN_OR_RETURN(token.lstrip, fields.Bool("lstrip", false));
     ASSIGN_OR_RETURN(token.rstrip, fields.Bool("rstrip", false));
     ASSIGN_OR_RETURN(token.single_word, fields.Bool("single_word", false));
-    if (id->as_int() < 0 || static_cast<uint64_t>(id->as_int()) >= most) {
-      return InvalidArgument("tokenizer.json: token id " + std::to_string(id->as_int()) + " is out of range (0.." +
-                             std::to_string(most - 1) + ")");
-    }
-    token.id = static_cast<int32_t>(id->as_int());
+    // Whatever id the file says, Hugging Face gives a token the vocabulary's, or else the next behind all those given before.
+    const auto known = Find(token.content);
+    token.id = known ? *known : static_cast<int32_t>(next);
+    next = std::max<int64_t>(next, token.id + 1);
     const size_t at = static_cast<size_t>(token.id);
     if (at >= present.size()) present.resize(at + 1);
-    const auto known = Find(token.content);
-    if (known ? *known != token.id : present[at] != 0) {
-      return fields.Bad(" '" + token.content + "': its id " + std::to_string(token.id) + " contradicts the vocabulary");
+    if (!known && present[at]) {
+      return fields.Bad(" '" + Shown(token.content, 100) + "': its id would be " + std::to_string(token.id) +
+                        ", which another token has: the ids of the vocabulary have gaps");
     }
     present[at] = 1;
     added_ids[token.content] = token.id;

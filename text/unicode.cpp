@@ -246,6 +246,21 @@ const CodeSet& WordSet() {
   return set;
 }
 
+const CodeSet& BracketWordSet() {
+  static const CodeSet set = Intersection(WordSet(), Complement(FromRanges(kUnbracketedWordRanges)));
+  return set;
+}
+
+const CodeSet& RustWordSet() {
+  static const CodeSet set = FromRanges(kRustWordRanges);
+  return set;
+}
+
+const CodeSet& MarkSet() {
+  static const CodeSet set = FromRanges(kMarkRanges);
+  return set;
+}
+
 const CodeSet& DigitSet() {
   static const CodeSet set = *UnicodeProperty("Nd");
   return set;
@@ -383,35 +398,66 @@ int DecimalValue(uint32_t cp) {
   return static_cast<int>((cp - std::prev(it)->first) % 10);  // each script has its ten in a row
 }
 
-std::vector<uint32_t> CaseVariants(uint32_t cp) {
-  static const std::unordered_multimap<uint32_t, uint32_t> by_lower = [] {
-    std::unordered_multimap<uint32_t, uint32_t> map;
-    for (const CaseRun& r : kLowerRuns) {
-      for (uint32_t c = r.first; c <= r.last; c += r.step)
-        map.emplace(static_cast<uint32_t>(static_cast<int32_t>(c) + r.delta), c);
+namespace {
+
+// Those equal without case, and the first of them.
+struct EqualCase {
+  std::unordered_map<uint32_t, uint32_t> first;
+  std::map<uint32_t, CodeSet> all;  // by the first
+};
+
+const EqualCase& EqualCases() {
+  static const EqualCase cases = [] {
+    EqualCase out;
+    for (const CaseRun& r : kEqualCaseRuns) {
+      for (uint32_t c = r.first; c <= r.last; c += r.step) {
+        const auto first = static_cast<uint32_t>(static_cast<int32_t>(c) + r.delta);
+        out.first[c] = first;
+        out.all.try_emplace(first, CodeSet{{first, first}}).first->second.emplace_back(c, c);
+      }
     }
-    return map;
+    return out;
   }();
-  static const std::unordered_multimap<uint32_t, uint32_t> by_upper = [] {
-    std::unordered_multimap<uint32_t, uint32_t> map;
-    for (const CaseRun& r : kUpperRuns) {
-      for (uint32_t c = r.first; c <= r.last; c += r.step)
-        map.emplace(static_cast<uint32_t>(static_cast<int32_t>(c) + r.delta), c);
-    }
-    return map;
-  }();
-  std::vector<uint32_t> out = {cp};
-  auto add = [&](uint32_t c) {
-    if (std::find(out.begin(), out.end(), c) == out.end()) out.push_back(c);
-  };
-  for (size_t i = 0; i < out.size(); ++i) {  // grows while it is walked: the closure under case
-    const uint32_t c = out[i];
-    add(SimpleLower(c));
-    add(SimpleUpper(c));
-    for (auto [it, end] = by_lower.equal_range(c); it != end; ++it) add(it->second);
-    for (auto [it, end] = by_upper.equal_range(c); it != end; ++it) add(it->second);
+  return cases;
+}
+
+uint32_t FirstWithoutCase(uint32_t cp) {
+  const auto it = EqualCases().first.find(cp);
+  return it == EqualCases().first.end() ? cp : it->second;
+}
+
+}  // namespace
+
+CodeSet WithCaseVariants(const CodeSet& set) {
+  CodeSet out = set;
+  if (set.size() == 1 && set[0].first == set[0].second) {  // a written character, of which patterns have many
+    const auto it = EqualCases().all.find(FirstWithoutCase(set[0].first));
+    return it == EqualCases().all.end() ? set : Normalized(it->second);
   }
-  return out;
+  for (const auto& [first, all] : EqualCases().all) {
+    if (std::any_of(all.begin(), all.end(), [&](const auto& c) { return Contains(set, c.first); })) {
+      out.insert(out.end(), all.begin(), all.end());
+    }
+  }
+  return Normalized(std::move(out));
+}
+
+const CodeSet& SeveralWithoutCaseSet() {
+  static const CodeSet set = [] {
+    CodeSet out;
+    for (const LongCase& l : kSeveralWithoutCase) out.emplace_back(l.cp, l.cp);
+    return Normalized(std::move(out));
+  }();
+  return set;
+}
+
+bool IsOneWithoutCase(const std::vector<uint32_t>& points) {
+  return std::any_of(std::begin(kSeveralWithoutCase), std::end(kSeveralWithoutCase), [&](const LongCase& l) {
+    const uint32_t several[] = {l.a, l.b, l.c};
+    if (points.size() != (l.c ? 3u : 2u)) return false;
+    return std::equal(points.begin(), points.end(), several,
+                      [](uint32_t x, uint32_t y) { return FirstWithoutCase(x) == FirstWithoutCase(y); });
+  });
 }
 
 bool IsPythonSpace(uint32_t cp) {

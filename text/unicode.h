@@ -23,6 +23,9 @@ bool Contains(const CodeSet& set, uint32_t cp);
 std::optional<CodeSet> UnicodeProperty(std::string_view name);
 const CodeSet& SpaceSet();   // \s of the tokenizers' engine
 const CodeSet& WordSet();    // \w
+const CodeSet& BracketWordSet();  // \w in brackets, where that engine knows a few less
+const CodeSet& RustWordSet();     // \w of the tokenizers' other engine: Whitespace and `single_word`
+const CodeSet& MarkSet();         // what StripAccents takes away
 const CodeSet& DigitSet();   // \d = Nd
 const CodeSet& NumericSet();      // what Digits splits at
 const CodeSet& PunctuationSet();  // what Punctuation splits at
@@ -36,8 +39,12 @@ std::string Capitalize(std::string_view s);
 std::string SwapCase(std::string_view s);
 uint32_t SimpleLower(uint32_t cp);
 uint32_t SimpleUpper(uint32_t cp);
-// All code points equal to `cp` when case is ignored, itself included.
-std::vector<uint32_t> CaseVariants(uint32_t cp);
+// All code points equal to one of `set` when the tokenizers' engine ignores case, those of the set included.
+CodeSet WithCaseVariants(const CodeSet& set);
+// The code points that equal two or three others when case is ignored (ß and "ss").
+const CodeSet& SeveralWithoutCaseSet();
+// Whether `points` are two or three that equal one.
+bool IsOneWithoutCase(const std::vector<uint32_t>& points);
 
 // What Python's str methods hold of one character: isspace (what str.strip() strips), islower, isupper, istitle's capitals,
 // isalpha, isdigit, isnumeric, isprintable, and what may begin or continue an identifier.

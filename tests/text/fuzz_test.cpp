@@ -147,7 +147,7 @@ TEST(Fuzz, TokenizerGguf) {
 TEST(Fuzz, Regex) {
   std::mt19937_64 rng(4);
   const std::string seed = "(?i:'s|'t)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|(a|b)*c|(?:ab?)+?d|\\p{N}{1,3}(?=x)|(?>a+)b|[a-c&&[^b]]++";
-  const std::vector<std::string> words = {"(", ")", "*", "+", "?", "{2,9}", "|", "[", "]", "^", "(?!", "\\s", "\\p{Lu}", "(a|aa)+$", "(a*a*)+b"};
+  const std::vector<std::string> words = {"(", ")", "*", "+", "?", "{2,9}", "|", "[", "]", "^", "(?!", "(?i)", "ss", "\u00DF", "[\\w]", "\\s", "\\p{Lu}", "(a|aa)+$", "(a*a*)+b"};
   const std::vector<uint32_t> text = ToCodePoints(std::string(60, 'a') + " 'S x1234 " + std::string(40, 'b') + "d");
   for (int i = 0; i < 2000; ++i) {
     auto r = Regex::Parse(Mutate(seed, words, rng));

@@ -34,7 +34,8 @@ TEST_P(TokenizerGolden, AgreesWithHuggingFace) {
 }
 INSTANTIATE_TEST_SUITE_P(Kinds, TokenizerGolden,
                          testing::Values("smollm", "gpt2_prefix", "llama3", "qwen", "deepseek", "o200k", "behaviors", "llama2",
-                                         "swallowed", "llama2_metaspace", "gemma", "spm_unknown", "components", "decomposed", "kimi"));
+                                         "swallowed", "llama2_metaspace", "gemma", "spm_unknown", "components", "decomposed", "kimi", "folds",
+                                         "accents"));
 
 // A byte without a token must be left out and counted, not turned into something else.
 TEST(Tokenizer, CountsDroppedBytes) {
@@ -261,9 +262,12 @@ TEST(Tokenizer, RefusesWhatItDoesNotImplement) {
       {"\"type\":\"Digits\"", "\"type\":\"UnicodeScripts\""},
       {"{\"type\":\"Digits\",\"individual_digits\":true}", "{\"type\":\"Metaspace\",\"replacement\":\"__\"}"},
       {"{\"type\":\"Digits\",\"individual_digits\":true}", "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"\\\\bx\"},\"behavior\":\"Isolated\"}"},
+      {"{\"type\":\"Digits\",\"individual_digits\":true}", "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(?i)cla(?:s)s\"},\"behavior\":\"Isolated\"}"},
+      {"{\"type\":\"Digits\",\"individual_digits\":true}", "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(?i)\u1E9E\"},\"behavior\":\"Isolated\"}"},
+      {"{\"type\":\"Digits\",\"individual_digits\":true}", "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(?i:[a\\\\p{Lu}])\"},\"behavior\":\"Isolated\"}"},
       {"{\"type\":\"Digits\",\"individual_digits\":true}", "{\"type\":\"Punctuation\",\"behavior\":\"Kept\"}"},
       {"{\"type\":\"Digits\",\"individual_digits\":true}", "{\"type\":\"ByteLevel\"}"},
-      {"\"normalizer\":null", "\"normalizer\":{\"type\":\"StripAccents\"}"},
+      {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Nmt\"}"},
       {"\"normalizer\":null", "\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"\"},\"content\":\"x\"}"},
       {"\"decoder\":{\"type\":\"ByteLevel\"", "\"decoder\":{\"type\":\"WordPiece\""},
       {"\"decoder\":{", "\"decoder\":{\"type\":\"Strip\",\"content\":\" \",\"start\":0,\"stop\":1},\"was\":{"},

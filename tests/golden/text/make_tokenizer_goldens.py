@@ -73,6 +73,24 @@ def bos(t):
                                          special_tokens=[(s, t.token_to_id(s)) for s in ("<|im_start|>", "<|im_end|>")])
 
 
+# What more the texts of a kind are made of, and what is changed in its file: ids of added tokens that `tokenizers` does not heed,
+# truncation and padding, which are for callers that ask.
+EXTRA = {"folds": ["k", "K", "\u212a", "ſ", "S", "ß", "ẞ", "ı", "İ", "²", "¹³", "½x", "a²b", "ǅ", "σς", "Σ", "\u1c89\u1c8a", "i\u0307", "ﬀ"],
+         "accents": ["naïve", "x\u0301\u0302y", "\u0903", "a\u0903b", "नमस्ते", "Ⓐb", "a\u200db", "a\u2040b", "x²y", "a_b", "a-b", "…", "!?", "<one>", "<two>", "<\u0301three>"]}
+
+
+def pairs(name):
+    return [a + b for a in EXTRA[name] for b in EXTRA[name] if "<" not in a + b] * 3
+
+
+def other_ids(spec):
+    for token, far in zip(spec["added_tokens"], (900, 5, 70000)):
+        token["id"] = far
+    spec["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    spec["padding"] = {"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "!"}
+
+
+EDITS = {"accents": other_ids}
 KINDS = {
     "smollm": lambda: build(seq(pre_tokenizers.Digits(individual_digits=True), byte_level(True)), drop=("À", "õ", "ÿ", "Ĩ"), added=SPECIALS),
     "gpt2_prefix": lambda: build(byte_level(True, prefix=True), added=SPECIALS[:1]),
@@ -85,6 +103,10 @@ KINDS = {
     "swallowed": lambda: build(byte_level(True), size=400, added=[
         AddedToken("<right>", rstrip=True, special=True), AddedToken("word", rstrip=True, normalized=False),
         AddedToken("  ", lstrip=True, rstrip=True, normalized=False), AddedToken("\n", lstrip=True, rstrip=True, special=True)]),
+    "folds": lambda: build(seq(split(r"[\w](?i:k)[^\w\s]?|(?i:[a-hj-z[^\w\s]]+|ı|\p{Lu}+|[^σ\s]σ)|\w{2}"), byte_level(False)), size=900, uncut=pairs("folds")),
+    "accents": lambda: build(seq(pre_tokenizers.Whitespace(), byte_level(False)), size=900, uncut=pairs("accents"),
+                             normalizer=normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]),
+                             added=[AddedToken("<one>", special=True), AddedToken("<two>", normalized=False), AddedToken("<three>")]),
 }
 META = "\u2581"
 
@@ -161,10 +183,18 @@ def text(rng, parts):
 for name, make in {**KINDS, **SPM_KINDS}.items():
     tokenizer = make()
     tokenizer.save(f"{OUT}/{name}.json", pretty=False)
+    if name in EDITS:
+        spec = json.loads(tokenizer.to_str())
+        EDITS[name](spec)
+        with open(f"{OUT}/{name}.json", "w") as f:
+            json.dump(spec, f, ensure_ascii=False, separators=(",", ":"))
+        tokenizer = Tokenizer.from_file(f"{OUT}/{name}.json")
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
     rng = random.Random(name)
     with open(f"{OUT}/{name}.cases.jsonl", "w") as f:
         for _ in range(70 if name in SPM_KINDS else 120):
-            t = text(rng, PARTS + SPM_PARTS * (name in SPM_KINDS))
+            t = text(rng, PARTS + SPM_PARTS * (name in SPM_KINDS) + EXTRA.get(name, []) * 3)
             tokenizer.encode_special_tokens = False
             ids = tokenizer.encode(t, add_special_tokens=False).ids
             full = tokenizer.encode(t, add_special_tokens=True).ids
